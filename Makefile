@@ -1,0 +1,92 @@
+# Portal: `make` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+KUBERNETES := v1.37.1
+BIN := .cache/bin
+PEERS := .cache/peers
+KUBEFLAGS := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
+LDFLAGS := -s -w -X main.version=$(VERSION) $(KUBEFLAGS)
+OPENAPI_GEN := k8s.io/kube-openapi/cmd/openapi-gen@v0.0.0-20260721132016-d427ff9ee9ad
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+COREDNS := github.com/coredns/coredns@v1.15.0
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-zA-Z_-]*:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: up
+up: build ## build and run everything on this machine, in the foreground
+	./$(BIN)/portal up
+
+.PHONY: build
+build: ## build the binary
+	@hack/need go
+	@echo "building $(BIN)/portal (the first time takes some minutes)"
+	@go build -ldflags "$(LDFLAGS)" -o $(BIN)/portal ./cmd/portal
+
+.PHONY: test
+test: build $(PEERS)/etcd ## run every test (as root the whole; otherwise what needs no root)
+	@hack/need python3 ip kubectl
+	go vet ./...
+	go test ./...
+
+.PHONY: race
+race: build $(PEERS)/etcd ## run the tests of every package with the race detector
+	go test -race $$(go list ./... | grep -v '^portal/test$$')
+
+.PHONY: test-peers
+test-peers: build peers ## run the real kube-proxy, kube-controller-manager and CoreDNS against Portal
+	go test -tags peers -count=1 -v -run Peers -timeout 20m ./test/...
+
+CRASH_ROUNDS ?= 200
+.PHONY: crash
+crash: build $(PEERS)/etcd ## 200 rounds of kill -9 under load, embedded and external etcd (CRASH_ROUNDS=n)
+	go test -count=1 -v -run Crash -timeout 60m ./test/ -crash.rounds=$(CRASH_ROUNDS)
+
+FUZZ_TIME ?= 5m
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZ_TIME (5m) each
+	@hack/fuzz $(FUZZ_TIME)
+
+.PHONY: lint
+lint: ## gofmt, vet and staticcheck
+	@test -z "$$(gofmt -l $$(git ls-files '*.go' | grep -v zz_generated) | tee /dev/stderr)"
+	go vet ./...
+	go run $(STATICCHECK) ./...
+
+.PHONY: generate
+generate: ## write the generated OpenAPI definitions
+	go run $(OPENAPI_GEN) --go-header-file /dev/null --report-filename /dev/null \
+		--output-dir internal/apiserver/openapi --output-pkg portal/internal/apiserver/openapi --output-file zz_generated.openapi.go \
+		k8s.io/api/{core,discovery,networking,coordination,events,authorization,authentication}/v1 \
+		k8s.io/apimachinery/pkg/{apis/meta/v1,runtime,version,util/intstr,api/resource}
+	gofmt -w internal/apiserver/openapi/zz_generated.openapi.go
+
+.PHONY: bench
+bench: bench-api ## every side-by-side measurement
+
+.PHONY: bench-api
+bench-api: build peers ## Portal's API server beside kube-apiserver, on the same etcd
+	go run ./bench/api
+
+$(PEERS)/etcd: bench/peers/go.mod bench/peers/etcd/main.go
+	@hack/need go
+	@echo "building $@"
+	@cd bench/peers && go build -ldflags "-s -w" -o ../../$@ ./etcd
+
+.PHONY: peers
+peers: $(PEERS)/etcd $(PEERS)/kube-apiserver $(PEERS)/kube-controller-manager $(PEERS)/kube-proxy $(PEERS)/coredns ## build the real components (10 minutes the first time)
+
+$(PEERS)/kube-%: bench/peers/go.mod
+	@echo "building $@ (this takes minutes)"
+	@cd bench/peers && go build -ldflags "-s -w $(KUBEFLAGS)" -o ../../$@ k8s.io/kubernetes/cmd/kube-$*
+
+$(PEERS)/coredns:
+	@echo "building $@"
+	@GOBIN=$(CURDIR)/$(PEERS) go install -ldflags "-s -w" $(COREDNS)
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf .cache

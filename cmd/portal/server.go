@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"portal/internal/server"
+)
+
+func newServerCommand() *cobra.Command {
+	opts := server.DefaultOptions()
+	logs := logOptions{}
+	cmd := &cobra.Command{
+		Use:   "server",
+		Short: "The control plane: API server, controllers, embedded etcd or --etcd-servers",
+		Long: "Runs the control plane: the API server, the controllers, and an etcd in the same process unless --etcd-servers\n" +
+			"names one. Writes DATA-DIR/admin.kubeconfig before it is ready.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := logs.apply(); err != nil {
+				return usageError{err}
+			}
+			if err := opts.Validate(); err != nil {
+				return usageError{err}
+			}
+			return server.Run(cmd.Context(), opts, func(context.Context, server.Info) error { return nil })
+		},
+	}
+	addServerFlags(cmd.Flags(), &opts)
+	logs.addFlags(cmd.Flags())
+	return cmd
+}
+
+func addServerFlags(f *pflag.FlagSet, o *server.Options) {
+	f.StringVar(&o.DataDir, "data-dir", o.DataDir, "folder for etcd's files, certificates and admin.kubeconfig")
+	f.StringVar(&o.Listen, "listen", o.Listen, "host:port to serve the API at")
+	f.StringVar(&o.AdvertiseAddress, "advertise-address", o.AdvertiseAddress,
+		"address at which others reach this server (default: that of --listen, unless it is loopback)")
+	f.StringSliceVar(&o.ServiceCIDRs, "service-cluster-ip-range", o.ServiceCIDRs,
+		"ranges of cluster IPs, one of IPv4 or IPv6 or both; the first is the default family")
+	f.StringVar(&o.NodePorts, "service-node-port-range", o.NodePorts, "ports of NodePort Services")
+	f.StringSliceVar(&o.Store.Servers, "etcd-servers", o.Store.Servers, "URLs of an etcd cluster (default: an etcd in this process)")
+	f.StringVar(&o.Store.CAFile, "etcd-cafile", o.Store.CAFile, "authority of the etcd cluster's certificates")
+	f.StringVar(&o.Store.CertFile, "etcd-certfile", o.Store.CertFile, "certificate to show to the etcd cluster")
+	f.StringVar(&o.Store.KeyFile, "etcd-keyfile", o.Store.KeyFile, "its key")
+	f.Int64Var(&o.Store.QuotaBytes, "etcd-quota-bytes", o.Store.QuotaBytes, "most that the embedded etcd may keep")
+	f.DurationVar(&o.Store.CompactionInterval, "etcd-compaction-interval", o.Store.CompactionInterval, "how often old revisions are dropped")
+	f.StringVar(&o.TokenFile, "token-auth-file", o.TokenFile, `CSV file of static tokens: token,user,uid,"group1,group2"`)
+	f.StringSliceVar(&o.ExtraSANs, "tls-san", o.ExtraSANs, "further names and addresses in the server's certificate")
+	f.BoolVar(&o.DenyExternalIPs, "deny-service-external-ips", o.DenyExternalIPs,
+		"refuse new spec.externalIPs in Services: whoever may set them can draw others' traffic (CVE-2020-8554)")
+	f.DurationVar(&o.EventTTL, "event-ttl", o.EventTTL, "how long Events are kept")
+	f.IntVar(&o.MaxInFlight, "max-requests-inflight", o.MaxInFlight, "read requests answered at once")
+	f.IntVar(&o.MaxMutatingInFlight, "max-mutating-requests-inflight", o.MaxMutatingInFlight, "writing requests answered at once")
+	f.DurationVar(&o.RequestTimeout, "request-timeout", o.RequestTimeout, "time a request other than a watch may take")
+	f.Int64Var(&o.MaxBodyBytes, "max-request-bytes", o.MaxBodyBytes, "largest request body")
+	f.StringSliceVar(&o.Controllers, "controllers", o.Controllers, server.ControllersHelp())
+	f.DurationVar(&o.AuditInterval, "audit-interval", o.AuditInterval, "how often allocations are checked against their Services")
+}
+
+// logOptions choose how much is logged.
+type logOptions struct{ verbosity int }
+
+func (l *logOptions) addFlags(f *pflag.FlagSet) {
+	f.IntVarP(&l.verbosity, "v", "v", 0, "how much to log: 0 what an administrator must know, up to 6 for every detail")
+}
+
+func (l *logOptions) apply() error {
+	if l.verbosity < 0 || l.verbosity > 10 {
+		return fmt.Errorf("--v %d: must be from 0 to 10", l.verbosity)
+	}
+	var level klog.Level
+	return level.Set(fmt.Sprint(l.verbosity))
+}
+
+func kubeconfigIn(dir string) string { return filepath.Join(dir, "admin.kubeconfig") }

@@ -1,0 +1,192 @@
+// Package apiserver is Portal's REST API on k8s.io/apiserver: Options become a Server, which runs until its context
+// ends. What a resource is stands in registry; how it is kept in store.
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"portal/internal/store"
+)
+
+// Options are what an administrator can choose about the server.
+type Options struct {
+	DataDir          string
+	Listen           string
+	AdvertiseAddress string
+	ServiceCIDRs     []string
+	NodePorts        string
+	TokenFile        string
+	ExtraSANs        []string
+	// DenyExternalIPs refuses new spec.externalIPs (CVE-2020-8554).
+	DenyExternalIPs bool
+	EventTTL        time.Duration
+
+	MaxInFlight, MaxMutatingInFlight int
+	RequestTimeout                   time.Duration
+	MaxBodyBytes                     int64
+
+	Store store.Options
+}
+
+// DefaultOptions serve on loopback only.
+func DefaultOptions() Options {
+	return Options{
+		DataDir:             "/var/lib/portal",
+		Listen:              "127.0.0.1:6443",
+		ServiceCIDRs:        []string{"10.96.0.0/16", "fd00:96::/112"},
+		NodePorts:           "30000-32767",
+		EventTTL:            time.Hour,
+		MaxInFlight:         400,
+		MaxMutatingInFlight: 200,
+		RequestTimeout:      time.Minute,
+		MaxBodyBytes:        3 << 20,
+		Store:               store.DefaultOptions(),
+	}
+}
+
+// completed are Options in the types that the server works with.
+type completed struct {
+	Options
+	host      string
+	port      uint16
+	advertise netip.Addr
+	ranges    []netip.Prefix
+	ports     utilnet.PortRange
+}
+
+// complete checks the options and names the flag of each mistake.
+func (o Options) complete() (*completed, error) {
+	c := &completed{Options: o}
+	return c, errors.Join(c.completeListen(), c.completeRanges(), c.completeStore(), c.completeLimits())
+}
+
+// Validate says what is wrong with the options, naming the flags.
+func (o Options) Validate() error {
+	_, err := o.complete()
+	return err
+}
+
+func (c *completed) completeListen() error {
+	host, port, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return fmt.Errorf("--listen %q: must be host:port, e.g. 127.0.0.1:6443", c.Listen)
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return fmt.Errorf("--listen %q: the port must be a number from 0 to 65535", c.Listen)
+	}
+	c.host, c.port = host, uint16(number)
+	if c.AdvertiseAddress == "" {
+		if addr, err := netip.ParseAddr(host); err == nil {
+			c.advertise = advertisable(addr)
+		} else {
+			c.advertise = advertisable(netip.Addr{})
+		}
+		return nil
+	}
+	addr, err := netip.ParseAddr(c.AdvertiseAddress)
+	if err != nil {
+		return fmt.Errorf("--advertise-address %q: must be an IP address", c.AdvertiseAddress)
+	}
+	if addr.IsLoopback() || addr.IsUnspecified() || addr.IsMulticast() || addr.IsLinkLocalUnicast() {
+		return fmt.Errorf("--advertise-address %s: must be an address that other machines can reach this server at", addr)
+	}
+	c.advertise = addr
+	return nil
+}
+
+// advertisable is the address at which others reach a server that listens at addr: none if it listens on loopback only,
+// and this machine's if it listens everywhere.
+func advertisable(addr netip.Addr) netip.Addr {
+	if addr.IsValid() && !addr.IsUnspecified() {
+		if addr.IsLoopback() {
+			return netip.Addr{}
+		}
+		return addr
+	}
+	ip, err := utilnet.ChooseHostInterface()
+	if err != nil {
+		return netip.Addr{}
+	}
+	host, _ := netip.AddrFromSlice(ip)
+	return host.Unmap()
+}
+
+func (c *completed) completeRanges() error {
+	const flag = "--service-cluster-ip-range"
+	if len(c.ServiceCIDRs) == 0 || len(c.ServiceCIDRs) > 2 {
+		return fmt.Errorf("%s: must be one range, or one of IPv4 and one of IPv6, comma separated", flag)
+	}
+	for _, text := range c.ServiceCIDRs {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			return fmt.Errorf("%s %q: must be a CIDR, e.g. 10.96.0.0/16", flag, text)
+		}
+		if p != p.Masked() {
+			return fmt.Errorf("%s %s: has bits beyond its length; did you mean %s?", flag, p, p.Masked())
+		}
+		if p.Addr().Is6() && p.Bits() < 64 {
+			return fmt.Errorf("%s %s: an IPv6 range must be /64 or smaller", flag, p)
+		}
+		if p.Addr().BitLen()-p.Bits() < 2 {
+			return fmt.Errorf("%s %s: is too small to hold a Service", flag, p)
+		}
+		c.ranges = append(c.ranges, p)
+	}
+	if len(c.ranges) == 2 && c.ranges[0].Addr().Is4() == c.ranges[1].Addr().Is4() {
+		return fmt.Errorf("%s: two ranges must be one of IPv4 and one of IPv6", flag)
+	}
+	ports, err := utilnet.ParsePortRange(c.NodePorts)
+	if err != nil || ports.Base < 1 {
+		return fmt.Errorf("--service-node-port-range %q: must be two ports from 1 to 65535, e.g. 30000-32767", c.NodePorts)
+	}
+	c.ports = *ports
+	return nil
+}
+
+func (c *completed) completeStore() error {
+	if c.DataDir == "" {
+		return errors.New("--data-dir: must name a folder")
+	}
+	dir, err := filepath.Abs(c.DataDir)
+	if err != nil {
+		return fmt.Errorf("--data-dir: %w", err)
+	}
+	c.DataDir = dir
+	c.Store.Dir = filepath.Join(dir, "etcd")
+	if (c.Store.CertFile == "") != (c.Store.KeyFile == "") {
+		return errors.New("--etcd-certfile and --etcd-keyfile: one needs the other")
+	}
+	if len(c.Store.Servers) == 0 && (c.Store.CAFile != "" || c.Store.CertFile != "") {
+		return errors.New("--etcd-cafile, --etcd-certfile and --etcd-keyfile: are for --etcd-servers, which is not given")
+	}
+	for _, server := range c.Store.Servers {
+		if !strings.HasPrefix(server, "http://") && !strings.HasPrefix(server, "https://") {
+			return fmt.Errorf("--etcd-servers %q: must be a URL, e.g. https://10.0.0.1:2379", server)
+		}
+	}
+	return nil
+}
+
+func (c *completed) completeLimits() error {
+	switch {
+	case c.MaxInFlight < 1 || c.MaxMutatingInFlight < 1:
+		return errors.New("--max-requests-inflight and --max-mutating-requests-inflight: must be at least 1")
+	case c.RequestTimeout < time.Second:
+		return errors.New("--request-timeout: must be at least 1s")
+	case c.EventTTL < time.Second:
+		return errors.New("--event-ttl: must be at least 1s")
+	case c.MaxBodyBytes < 1<<10:
+		return errors.New("--max-request-bytes: must be at least 1024")
+	}
+	return nil
+}

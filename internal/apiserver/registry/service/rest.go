@@ -1,0 +1,230 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/util/dryrun"
+
+	"portal/internal/alloc"
+	portalregistry "portal/internal/apiserver/registry"
+	"portal/internal/store"
+)
+
+// Allocation is what Services need to get addresses and ports: a book to choose from, and the store that decides.
+type Allocation struct {
+	Book *alloc.Book
+	// Families are the address families of the cluster; the first is the default.
+	Families []corev1.IPFamily
+	// Claimed asks the store whether a claim is held, for requests that store nothing themselves.
+	Claimed func(ctx context.Context, key string) (bool, error)
+	// Refresh makes the book hear of everything at once, before it says that a range is full.
+	Refresh func(ctx context.Context) error
+}
+
+// Served describes Services with storage that allocates.
+func (a *Allocation) Served() portalregistry.Resource {
+	kind := New()
+	kind.Customize = func(s *registry.Store, storage map[string]rest.Storage) error {
+		s.BeginCreate = func(ctx context.Context, obj runtime.Object, _ *metav1.CreateOptions) (registry.FinishFunc, error) {
+			return allocate(ctx, obj.(*corev1.Service), nil)
+		}
+		s.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, _ *metav1.UpdateOptions) (registry.FinishFunc, error) {
+			return allocate(ctx, obj.(*corev1.Service), old.(*corev1.Service))
+		}
+		storage[kind.Plural] = &allocatingREST{REST: storage[kind.Plural].(*portalregistry.REST), allocation: a}
+		return nil
+	}
+	return kind
+}
+
+// allocatingREST gives every request a hold of its own on what is chosen for it, and chooses again what another server
+// was quicker to claim.
+type allocatingREST struct {
+	*portalregistry.REST
+	allocation *Allocation
+}
+
+// attempts is how often a request chooses anew. Each failed choice is marked as taken, so that a second failure means
+// a crowd of servers and a third is hardly ever seen.
+const attempts = 16
+
+func (r *allocatingREST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc,
+	options *metav1.CreateOptions,
+) (runtime.Object, error) {
+	name := obj.(*corev1.Service).Name
+	var out runtime.Object
+	err := r.allocation.attempt(ctx, name, dryrun.IsDryRun(options.DryRun), func(ctx context.Context) (err error) {
+		out, err = r.REST.Create(ctx, obj.DeepCopyObject(), validate, options)
+		return err
+	})
+	return out, err
+}
+
+func (r *allocatingREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo,
+	createValidation rest.ValidateObjectFunc, updateValidation rest.ValidateObjectUpdateFunc, forceCreate bool,
+	options *metav1.UpdateOptions,
+) (runtime.Object, bool, error) {
+	var out runtime.Object
+	var created bool
+	err := r.allocation.attempt(ctx, name, dryrun.IsDryRun(options.DryRun), func(ctx context.Context) (err error) {
+		out, created, err = r.REST.Update(ctx, name, info, createValidation, updateValidation, forceCreate, options)
+		return err
+	})
+	return out, created, err
+}
+
+// attempt runs a request until it succeeds or fails for a reason of its own.
+func (a *Allocation) attempt(ctx context.Context, name string, trial bool, request func(context.Context) error) error {
+	refreshed := false
+	for try := 1; ; try++ {
+		choice := &choice{ctx: ctx, allocation: a, hold: a.Book.Begin(trial), trial: trial}
+		err := request(context.WithValue(ctx, choiceKey{}, choice))
+		if err == nil {
+			choice.hold.Keep()
+			return nil
+		}
+		choice.hold.Drop()
+		if choice.full && !refreshed {
+			// The book may not have heard yet of what was freed.
+			refreshed = true
+			if a.Refresh(ctx) == nil {
+				continue
+			}
+		}
+		key, taken := store.Claimed(err)
+		if !taken {
+			return err
+		}
+		claim, ok := claimOf(key)
+		if !ok {
+			return err
+		}
+		if choice.hold.Chose(claim) && try < attempts {
+			a.Book.Taken(claim)
+			continue
+		}
+		return choice.conflict(name, claim)
+	}
+}
+
+type choiceKey struct{}
+
+// choice is one attempt's Choice.
+type choice struct {
+	ctx        context.Context
+	allocation *Allocation
+	hold       *alloc.Hold
+	trial      bool
+	full       bool
+	// last is the object as it was last handed to the store, to name the field of a conflict.
+	last *corev1.Service
+}
+
+// allocate settles an object's addresses and ports with the request's choice. Nothing has to be undone when the
+// request fails later: its hold ends with it.
+func allocate(ctx context.Context, obj, old *corev1.Service) (registry.FinishFunc, error) {
+	c, ok := ctx.Value(choiceKey{}).(*choice)
+	if !ok {
+		return nil, fmt.Errorf("a Service is written without a hold on addresses")
+	}
+	c.last = obj
+	if errs := Allocate(obj, old, c); len(errs) > 0 {
+		return nil, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), obj.Name, errs)
+	}
+	return func(context.Context, bool) {}, nil
+}
+
+func (c *choice) Families() []corev1.IPFamily { return c.allocation.Families }
+
+func (c *choice) Address(family corev1.IPFamily) (string, error) {
+	addr, err := c.hold.Address(family == corev1.IPv6Protocol)
+	if err != nil {
+		return "", c.noteFull(err)
+	}
+	return addr.String(), nil
+}
+
+func (c *choice) TakeAddress(_ corev1.IPFamily, ip string) error {
+	addr, err := netip.ParseAddr(ip)
+	if err != nil {
+		return fmt.Errorf("%q is no IP address", ip)
+	}
+	if err := c.hold.CheckAddress(addr); err != nil {
+		return err
+	}
+	return c.checkFree(addressKey(addr))
+}
+
+func (c *choice) NodePort() (int32, error) {
+	port, err := c.hold.Port()
+	return int32(port), c.noteFull(err)
+}
+
+func (c *choice) TakeNodePort(port int32) error {
+	if err := c.hold.CheckPort(port); err != nil {
+		return err
+	}
+	return c.checkFree(portKey(uint16(port)))
+}
+
+// checkFree asks the store for requests that will not write: the others are told by the transaction.
+func (c *choice) checkFree(key string) error {
+	if !c.trial {
+		return nil
+	}
+	taken, err := c.allocation.Claimed(c.ctx, key)
+	if err != nil {
+		return err
+	}
+	if taken {
+		return errTaken
+	}
+	return nil
+}
+
+var errTaken = errors.New("it belongs to another Service")
+
+func (c *choice) noteFull(err error) error {
+	var full *alloc.FullError
+	if errors.As(err, &full) {
+		c.full = true
+	}
+	return err
+}
+
+// conflict is the answer to a request whose claim another object holds: it names the field.
+func (c *choice) conflict(name string, claim alloc.Claim) error {
+	spec := field.NewPath("spec")
+	var err *field.Error
+	switch {
+	case claim.Addr.IsValid():
+		err = field.Invalid(spec.Child("clusterIPs"), c.last.Spec.ClusterIPs, fmt.Sprintf("%s: %v", claim.Addr, errTaken))
+	case int32(claim.Port) == c.last.Spec.HealthCheckNodePort:
+		err = field.Invalid(spec.Child("healthCheckNodePort"), claim.Port, errTaken.Error())
+	default:
+		err = field.Invalid(spec.Child("ports").Index(c.portIndex(claim.Port)).Child("nodePort"), claim.Port, errTaken.Error())
+	}
+	if name == "" {
+		name = c.last.Name
+	}
+	return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), name, field.ErrorList{err})
+}
+
+func (c *choice) portIndex(port uint16) int {
+	for i := range c.last.Spec.Ports {
+		if c.last.Spec.Ports[i].NodePort == int32(port) {
+			return i
+		}
+	}
+	return 0
+}

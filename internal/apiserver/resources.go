@@ -1,0 +1,62 @@
+package apiserver
+
+import (
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+
+	"portal/internal/apiserver/registry"
+	"portal/internal/apiserver/registry/accessreview"
+	"portal/internal/apiserver/registry/configmap"
+	"portal/internal/apiserver/registry/endpoints"
+	"portal/internal/apiserver/registry/endpointslice"
+	"portal/internal/apiserver/registry/event"
+	"portal/internal/apiserver/registry/ingress"
+	"portal/internal/apiserver/registry/ingressclass"
+	"portal/internal/apiserver/registry/ipaddress"
+	"portal/internal/apiserver/registry/lease"
+	"portal/internal/apiserver/registry/namespace"
+	"portal/internal/apiserver/registry/node"
+	"portal/internal/apiserver/registry/pod"
+	"portal/internal/apiserver/registry/secret"
+	"portal/internal/apiserver/registry/service"
+	"portal/internal/apiserver/registry/serviceaccount"
+	"portal/internal/apiserver/registry/servicecidr"
+	"portal/internal/apiserver/registry/tokenreview"
+)
+
+// resources are everything that the API serves. Another one is a folder under registry and a line here.
+func (s *Server) resources(who authenticator.Request) []registry.Resource {
+	allocation := &service.Allocation{
+		Book: s.book, Families: s.families(), Claimed: s.tracker.claimed, Refresh: s.tracker.refresh,
+	}
+	ttl := uint64(s.opts.EventTTL.Seconds())
+	return []registry.Resource{
+		namespace.New(),
+		node.New(),
+		pod.New(),
+		allocation.Served(),
+		endpoints.New(),
+		event.New(ttl),
+		secret.New(),
+		configmap.New(),
+		serviceaccount.New(),
+
+		endpointslice.New(),
+
+		servicecidr.New(),
+		ipaddress.New(),
+		ingress.New(),
+		ingressclass.New(),
+
+		lease.New(),
+
+		event.NewEvents(ttl),
+
+		accessreview.New(mastersOnly{}),
+		accessreview.NewSubject(mastersOnly{}),
+		accessreview.NewLocal(mastersOnly{}),
+		accessreview.NewRules(mastersOnly{}),
+
+		tokenreview.New(who, nil),
+		tokenreview.NewSelf(),
+	}
+}

@@ -1,0 +1,81 @@
+package apiserver
+
+import (
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+
+	"portal/internal/apiserver/registry"
+	"portal/internal/apiserver/registry/event"
+)
+
+// groups are the API groups whose types the scheme knows, served or not.
+var groups = []struct {
+	version schema.GroupVersion
+	add     func(*runtime.Scheme) error
+}{
+	{corev1.SchemeGroupVersion, corev1.AddToScheme},
+	{discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme},
+	{networkingv1.SchemeGroupVersion, networkingv1.AddToScheme},
+	{coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme},
+	{eventsv1.SchemeGroupVersion, eventsv1.AddToScheme},
+	{authorizationv1.SchemeGroupVersion, authorizationv1.AddToScheme},
+	{authenticationv1.SchemeGroupVersion, authenticationv1.AddToScheme},
+}
+
+// newScheme knows every type twice: under its version, and under the internal version through which k8s.io/apiserver
+// converts. Both are the same Go type, so that nothing is ever converted.
+func newScheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	for _, group := range groups {
+		utilruntime.Must(group.add(scheme))
+		internal := schema.GroupVersion{Group: group.version.Group, Version: runtime.APIVersionInternal}
+		for name, goType := range scheme.KnownTypes(group.version) {
+			if goType.PkgPath() == "k8s.io/apimachinery/pkg/apis/meta/v1" {
+				continue // list options and the like have a home of their own
+			}
+			if group.version == eventsv1.SchemeGroupVersion {
+				continue
+			}
+			object, err := scheme.New(group.version.WithKind(name))
+			utilruntime.Must(err)
+			scheme.AddKnownTypeWithName(internal.WithKind(name), object)
+		}
+		utilruntime.Must(scheme.SetVersionPriority(group.version))
+	}
+	// Both groups' Events are one stored object.
+	scheme.AddKnownTypes(schema.GroupVersion{Group: eventsv1.GroupName, Version: runtime.APIVersionInternal},
+		&corev1.Event{}, &corev1.EventList{})
+	utilruntime.Must(event.AddConversions(scheme))
+	return scheme
+}
+
+func addResources(scheme *runtime.Scheme, resources []registry.Resource) error {
+	for _, r := range resources {
+		if err := r.AddToScheme(scheme); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// storageCodecs encode what etcd keeps: protobuf, which costs less than JSON in time and space.
+func storageCodecs(scheme *runtime.Scheme, codecs serializer.CodecFactory) func(group string) runtime.Codec {
+	encoder := protobuf.NewSerializer(scheme, scheme)
+	return func(group string) runtime.Codec {
+		version := schema.GroupVersion{Group: group, Version: "v1"}
+		internal := schema.GroupVersion{Group: group, Version: runtime.APIVersionInternal}
+		return codecs.CodecForVersions(encoder, codecs.UniversalDeserializer(), version, internal)
+	}
+}

@@ -1,0 +1,386 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/registry/rest"
+	genericserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/apiserver/pkg/server/healthz"
+	serveroptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/util/compatibility"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	restclient "k8s.io/client-go/rest"
+	basecompatibility "k8s.io/component-base/compatibility"
+
+	"portal/internal/alloc"
+	generated "portal/internal/apiserver/openapi"
+	"portal/internal/apiserver/registry"
+	"portal/internal/apiserver/registry/service"
+	"portal/internal/pki"
+	"portal/internal/store"
+)
+
+// Server is the API, ready to run.
+type Server struct {
+	opts      *completed
+	store     *store.Store
+	generic   *genericserver.GenericAPIServer
+	loopback  *restclient.Config
+	client    kubernetes.Interface
+	factory   informers.SharedInformerFactory
+	book      *alloc.Book
+	tracker   *tracker
+	listener  net.Listener
+	authority *pki.Authority
+	// addresses encodes IPAddress objects as they are stored.
+	addresses runtime.Encoder
+	services  runtime.Decoder
+	// namespaces guards writes; it gets its reader when the resources are built.
+	namespaces *namespaceGuard
+}
+
+// New opens the store, binds the address and builds the API. The caller must Run the server, or Close it.
+func New(ctx context.Context, opts Options) (_ *Server, err error) {
+	c, err := opts.complete()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("--data-dir: %w", err)
+	}
+	s := &Server{opts: c}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	// The port first: a second server on the same port should say so before it waits for anything.
+	if s.listener, err = net.Listen("tcp", c.Listen); err != nil {
+		return nil, fmt.Errorf("--listen %s: %w", c.Listen, err)
+	}
+	c.port = uint16(s.listener.Addr().(*net.TCPAddr).Port)
+	if s.store, err = store.Open(ctx, c.Store); err != nil {
+		return nil, err
+	}
+	if s.authority, err = pki.Open(filepath.Join(c.DataDir, "pki")); err != nil {
+		return nil, err
+	}
+	if err := s.writeKubeconfig(); err != nil {
+		return nil, err
+	}
+	if err := s.build(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close frees what New took. It is for a server that is not Run.
+func (s *Server) Close() {
+	if s.generic != nil {
+		s.generic.Destroy()
+	}
+	if s.store != nil {
+		s.store.Close()
+	}
+	if s.listener != nil {
+		_ = s.listener.Close()
+	}
+}
+
+// build puts the API together: scheme, resources, storage, filters.
+func (s *Server) build() error {
+	scheme := newScheme()
+	codecs := serializer.NewCodecFactory(scheme)
+	codec := storageCodecs(scheme, codecs)
+	s.addresses = codec(networkingv1.GroupName)
+	s.services = codec(corev1.GroupName)
+	s.book = alloc.New(uint16(s.opts.ports.Base), uint16(s.opts.ports.Base+s.opts.ports.Size-1),
+		rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), time.Now)
+	s.book.SetRanges(s.opts.ranges)
+	s.tracker = &tracker{client: s.store.Client(), book: s.book}
+
+	config, err := s.config(scheme, codecs)
+	if err != nil {
+		return err
+	}
+	resources := s.resources(config.Authentication.Authenticator)
+	if err := addResources(scheme, resources); err != nil {
+		return err
+	}
+	getter := &store.RESTOptions{
+		Store: s.store,
+		Codec: codec,
+		Paths: map[schema.GroupResource]string{
+			corev1.Resource("services"):  "services/specs",
+			corev1.Resource("endpoints"): "services/endpoints",
+		},
+		Claimers: map[schema.GroupResource]store.Claimer{corev1.Resource("services"): service.Claimer(s.addresses)},
+		Uncached: map[schema.GroupResource]bool{corev1.Resource("events"): true},
+	}
+	config.RESTOptionsGetter = getter
+	if s.generic, err = config.Complete(s.factory).New("portal", genericserver.NewEmptyDelegate()); err != nil {
+		return err
+	}
+	return s.install(scheme, codecs, getter, resources)
+}
+
+// families are the address families of the service ranges, the first being the default.
+func (s *Server) families() []corev1.IPFamily {
+	var out []corev1.IPFamily
+	for _, p := range s.opts.ranges {
+		if p.Addr().Is4() {
+			out = append(out, corev1.IPv4Protocol)
+		} else {
+			out = append(out, corev1.IPv6Protocol)
+		}
+	}
+	return out
+}
+
+func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) (*genericserver.Config, error) {
+	config := genericserver.NewConfig(codecs)
+	config.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
+	config.FeatureGate = compatibility.DefaultComponentGlobalsRegistry.FeatureGateFor(basecompatibility.DefaultKubeComponent)
+	config.MaxRequestsInFlight = s.opts.MaxInFlight
+	config.MaxMutatingRequestsInFlight = s.opts.MaxMutatingInFlight
+	config.RequestTimeout = s.opts.RequestTimeout
+	config.MaxRequestBodyBytes = s.opts.MaxBodyBytes
+	config.ShutdownWatchTerminationGracePeriod = 500 * time.Millisecond
+	config.ShutdownSendRetryAfter = true
+	config.EnableProfiling = true
+	namer := openapi.NewDefinitionNamer(scheme)
+	config.OpenAPIConfig = genericserver.DefaultOpenAPIConfig(generated.GetOpenAPIDefinitions, namer)
+	config.OpenAPIConfig.Info.Title = "Portal"
+	config.OpenAPIV3Config = genericserver.DefaultOpenAPIV3Config(generated.GetOpenAPIDefinitions, namer)
+	config.OpenAPIV3Config.Info.Title = "Portal"
+
+	if err := s.secure(config); err != nil {
+		return nil, err
+	}
+	s.loopback = config.LoopbackClientConfig
+	s.loopback.ContentType = "application/vnd.kubernetes.protobuf"
+	s.loopback.QPS = -1
+	s.loopback.WarningHandler = restclient.NoWarnings{} // warnings are for people
+	client, err := kubernetes.NewForConfig(s.loopback)
+	if err != nil {
+		return nil, err
+	}
+	s.client = client
+	s.factory = informers.NewSharedInformerFactory(client, 0)
+	s.namespaces = newNamespaceGuard()
+	config.AdmissionControl = newAdmission(s.namespaces, s.opts.DenyExternalIPs)
+	etcd := healthz.NamedCheck("etcd", func(r *http.Request) error { return s.store.Check(r.Context()) })
+	config.AddHealthChecks(etcd)
+	return config, nil
+}
+
+// secure sets up the certificates, who is let in and what they may do.
+func (s *Server) secure(config *genericserver.Config) error {
+	pair, err := s.authority.Server("server", pki.Subject{Name: "portal-server", Hosts: s.hosts()})
+	if err != nil {
+		return err
+	}
+	serving := serveroptions.NewSecureServingOptions()
+	serving.Listener = s.listener
+	serving.BindPort = int(s.opts.port)
+	serving.BindAddress = s.listener.Addr().(*net.TCPAddr).IP
+	cert, err := dynamiccertificates.NewStaticCertKeyContent("server", pair.Cert, pair.Key)
+	if err != nil {
+		return err
+	}
+	serving.ServerCert.GeneratedCert = cert
+	if err := serving.WithLoopback().ApplyTo(&config.SecureServing, &config.LoopbackClientConfig); err != nil {
+		return err
+	}
+	if config.SecureServing.ClientCA, err = dynamiccertificates.NewStaticCAContent("client-ca", s.authority.PEM); err != nil {
+		return err
+	}
+	config.ExternalAddress = net.JoinHostPort(s.listener.Addr().(*net.TCPAddr).IP.String(), strconv.Itoa(int(s.opts.port)))
+	if s.opts.advertise.IsValid() {
+		config.PublicAddress = s.opts.advertise.AsSlice()
+	} else {
+		config.PublicAddress = net.IPv4(127, 0, 0, 1)
+	}
+	if config.Authentication.Authenticator, err = newAuthenticator(s.authority.PEM, s.opts.TokenFile); err != nil {
+		return err
+	}
+	config.Authorization.Authorizer = mastersOnly{}
+	config.RuleResolver = mastersOnly{}
+	genericserver.AuthorizeClientBearerToken(config.LoopbackClientConfig, &config.Authentication, &config.Authorization)
+	return nil
+}
+
+// hosts are the names and addresses that clients know the server by.
+func (s *Server) hosts() []string {
+	hosts := []string{
+		"localhost", "127.0.0.1", "::1",
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+	}
+	if name, err := os.Hostname(); err == nil {
+		hosts = append(hosts, name)
+	}
+	if ip := net.ParseIP(s.opts.host); ip != nil && !ip.IsUnspecified() {
+		hosts = append(hosts, s.opts.host)
+	}
+	if s.opts.advertise.IsValid() {
+		hosts = append(hosts, s.opts.advertise.String())
+	}
+	for _, p := range s.opts.ranges {
+		hosts = append(hosts, p.Addr().Next().String())
+	}
+	return append(hosts, s.opts.ExtraSANs...)
+}
+
+// install adds every resource's storage to its group.
+func (s *Server) install(scheme *runtime.Scheme, codecs serializer.CodecFactory, getter *store.RESTOptions,
+	resources []registry.Resource,
+) error {
+	params := runtime.NewParameterCodec(scheme)
+	byGroup := map[string]*genericserver.APIGroupInfo{}
+	var order []string
+	for _, r := range resources {
+		version := r.GroupVersion()
+		info, ok := byGroup[version.Group]
+		if !ok {
+			made := genericserver.NewDefaultAPIGroupInfo(version.Group, scheme, params, codecs)
+			info = &made
+			byGroup[version.Group] = info
+			order = append(order, version.Group)
+		}
+		storage, err := r.Storage(scheme, getter)
+		if err != nil {
+			return err
+		}
+		if info.VersionedResourcesStorageMap[version.Version] == nil {
+			info.VersionedResourcesStorageMap[version.Version] = map[string]rest.Storage{}
+		}
+		for path, handler := range storage {
+			info.VersionedResourcesStorageMap[version.Version][path] = handler
+			if version == corev1.SchemeGroupVersion && path == "namespaces" {
+				s.namespaces.namespaces = handler.(rest.Getter)
+			}
+		}
+	}
+	var named []*genericserver.APIGroupInfo
+	for _, group := range order {
+		if group == corev1.GroupName {
+			if err := s.generic.InstallLegacyAPIGroup(genericserver.DefaultLegacyAPIPrefix, byGroup[group]); err != nil {
+				return err
+			}
+			continue
+		}
+		named = append(named, byGroup[group])
+	}
+	return s.generic.InstallAPIGroups(named...)
+}
+
+// Run serves until ctx ends, drains, and closes the store. ready is called once, when clients can come.
+func (s *Server) Run(ctx context.Context, ready func(context.Context) error) error {
+	defer s.store.Close()
+	revision, err := s.tracker.load(ctx)
+	if err != nil {
+		s.generic.Destroy()
+		return err
+	}
+	// What the server does for itself goes on until its requests have drained.
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	follow := make(chan struct{})
+	go func() {
+		defer close(follow)
+		s.tracker.run(background, revision)
+	}()
+	s.generic.AddPostStartHookOrDie("portal-bootstrap", func(hook genericserver.PostStartHookContext) error {
+		return s.bootstrap(hook)
+	})
+
+	serve, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	go s.watchStore(serve, fail)
+	members := make(chan struct{})
+	go func() {
+		defer close(members)
+		s.afterReady(serve, fail, ready)
+	}()
+	err = s.generic.PrepareRun().RunWithContext(serve)
+	fail(nil)
+	<-members
+	stop()
+	<-follow
+	if cause := context.Cause(serve); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return err
+}
+
+// watchStore ends the server when the etcd inside it fails: without it nothing can be answered.
+func (s *Server) watchStore(ctx context.Context, fail context.CancelCauseFunc) {
+	failed := s.store.Failed()
+	if failed == nil {
+		return
+	}
+	select {
+	case err := <-failed:
+		if err == nil {
+			err = errors.New("it stopped")
+		}
+		fail(fmt.Errorf("the embedded etcd: %w", err))
+	case <-ctx.Done():
+	}
+}
+
+// afterReady waits for the server to answer, tells the caller, and keeps this server among the endpoints of the
+// kubernetes Service as long as it runs.
+func (s *Server) afterReady(ctx context.Context, fail context.CancelCauseFunc, ready func(context.Context) error) {
+	if err := s.waitReady(ctx); err != nil {
+		return
+	}
+	if ready != nil {
+		if err := ready(ctx); err != nil {
+			fail(err)
+			return
+		}
+	}
+	newMembership(s).run(ctx)
+}
+
+func (s *Server) waitReady(ctx context.Context) error {
+	client := s.client.Discovery().RESTClient()
+	for {
+		err := client.Get().AbsPath("/readyz").Do(ctx).Error()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Client talks to the server from inside, with all rights.
+func (s *Server) Client() kubernetes.Interface { return s.client }
+
+// LoopbackConfig is how parts of this process reach the API.
+func (s *Server) LoopbackConfig() *restclient.Config { return restclient.CopyConfig(s.loopback) }
+
+// Address is where the server listens.
+func (s *Server) Address() string { return s.listener.Addr().String() }

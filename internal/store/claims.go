@@ -1,0 +1,196 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// Claim is a key that at most one object may hold, written and freed in the transaction that writes its object.
+type Claim struct {
+	// Key below the store's prefix.
+	Key string
+	// Encode gives what is stored at the key; it is asked only when the claim is new.
+	Encode func() ([]byte, error)
+}
+
+// Claimer derives from an object, as it is stored, every claim that it holds. It must be a pure function of the object.
+type Claimer func(obj runtime.Object) []Claim
+
+// ClaimedError says that a claim belongs to another object. Nothing was written.
+type ClaimedError struct{ Key string }
+
+func (e *ClaimedError) Error() string { return fmt.Sprintf("%s is claimed by another object", e.Key) }
+
+// Claimed finds out whether err says that a claim is taken, and which.
+func Claimed(err error) (key string, ok bool) {
+	var claimed *ClaimedError
+	if errors.As(err, &claimed) {
+		return claimed.Key, true
+	}
+	return "", false
+}
+
+// changes are the claims that come and go with one write. It travels in the context from the storage wrapper, which
+// knows the objects, to the key-value wrapper, which issues the transaction.
+type changes struct {
+	take []Claim
+	free []string
+}
+
+type changesKey struct{}
+
+// between are the changes that lead from the claims of old to those of new; either may be nil.
+func (c Claimer) between(old, new runtime.Object) changes {
+	var out changes
+	held := map[string]bool{}
+	if old != nil {
+		for _, claim := range c(old) {
+			held[claim.Key] = true
+		}
+	}
+	if new != nil {
+		for _, claim := range c(new) {
+			if held[claim.Key] {
+				delete(held, claim.Key)
+				continue
+			}
+			out.take = append(out.take, claim)
+		}
+	}
+	for key := range held {
+		out.free = append(out.free, key)
+	}
+	return out
+}
+
+// claiming is a storage.Interface that sits between the watch cache and etcd. Every write crosses it, those of
+// finalizers, deletions of collections and server-side apply included, so that no path can forget the claims.
+type claiming struct {
+	storage.Interface
+	claims Claimer
+	// isNew says that an object handed to an update does not exist yet.
+	versioner storage.Versioner
+}
+
+func (s *claiming) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	delta := s.claims.between(nil, obj)
+	return s.Interface.Create(context.WithValue(ctx, changesKey{}, &delta), key, obj, out, ttl)
+}
+
+func (s *claiming) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
+	validate storage.ValidateObjectFunc, cached runtime.Object, opts storage.DeleteOptions,
+) error {
+	delta := &changes{}
+	ctx = context.WithValue(ctx, changesKey{}, delta)
+	// Validation runs on every try, with the object as it will be deleted.
+	return s.Interface.Delete(ctx, key, out, preconditions, func(ctx context.Context, obj runtime.Object) error {
+		*delta = s.claims.between(obj, nil)
+		return validate(ctx, obj)
+	}, cached, opts)
+}
+
+func (s *claiming) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, try storage.UpdateFunc, cached runtime.Object,
+) error {
+	delta := &changes{}
+	ctx = context.WithValue(ctx, changesKey{}, delta)
+	return s.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions,
+		func(old runtime.Object, meta storage.ResponseMeta) (runtime.Object, *uint64, error) {
+			before := old
+			if rv, err := s.versioner.ObjectResourceVersion(old); err == nil && rv == 0 {
+				before = nil // an update that creates
+			} else {
+				before = old.DeepCopyObject() // try may change old in place
+			}
+			updated, ttl, err := try(old, meta)
+			if err == nil {
+				*delta = s.claims.between(before, updated)
+			}
+			return updated, ttl, err
+		}, cached)
+}
+
+// claimingKV is etcd's client as the store uses it, with the claims of the context written in the same transaction.
+type claimingKV struct {
+	kubernetes.Interface
+	kv     clientv3.KV
+	prefix string
+}
+
+func (c *claimingKV) OptimisticPut(ctx context.Context, key string, value []byte, revision int64,
+	opts kubernetes.PutOptions,
+) (kubernetes.PutResponse, error) {
+	delta, _ := ctx.Value(changesKey{}).(*changes)
+	if delta.empty() {
+		return c.Interface.OptimisticPut(ctx, key, value, revision, opts)
+	}
+	put := clientv3.OpPut(key, string(value), clientv3.WithLease(opts.LeaseID))
+	resp, kv, err := c.commit(ctx, key, revision, put, delta)
+	if err != nil {
+		return kubernetes.PutResponse{}, err
+	}
+	return kubernetes.PutResponse{KV: kv, Succeeded: resp.Succeeded, Revision: resp.Header.Revision}, nil
+}
+
+func (c *claimingKV) OptimisticDelete(ctx context.Context, key string, revision int64, opts kubernetes.DeleteOptions,
+) (kubernetes.DeleteResponse, error) {
+	delta, _ := ctx.Value(changesKey{}).(*changes)
+	if delta.empty() {
+		return c.Interface.OptimisticDelete(ctx, key, revision, opts)
+	}
+	resp, kv, err := c.commit(ctx, key, revision, clientv3.OpDelete(key), delta)
+	if err != nil {
+		return kubernetes.DeleteResponse{}, err
+	}
+	return kubernetes.DeleteResponse{KV: kv, Succeeded: resp.Succeeded, Revision: resp.Header.Revision}, nil
+}
+
+func (d *changes) empty() bool { return d == nil || len(d.take) == 0 && len(d.free) == 0 }
+
+// commit writes an object and its claims, all or nothing. If the object's revision moved, the response says so and
+// carries the object, so that the store tries again; if a claim is taken, the error names it.
+func (c *claimingKV) commit(ctx context.Context, key string, revision int64, op clientv3.Op, delta *changes,
+) (*clientv3.TxnResponse, *keyValue, error) {
+	conditions := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", revision)}
+	then := []clientv3.Op{op}
+	otherwise := []clientv3.Op{clientv3.OpGet(key)}
+	for _, claim := range delta.take {
+		value, err := claim.Encode()
+		if err != nil {
+			return nil, nil, fmt.Errorf("claim %s: %w", claim.Key, err)
+		}
+		full := c.prefix + claim.Key
+		conditions = append(conditions, clientv3.Compare(clientv3.CreateRevision(full), "=", 0))
+		then = append(then, clientv3.OpPut(full, string(value)))
+		otherwise = append(otherwise, clientv3.OpGet(full, clientv3.WithCountOnly()))
+	}
+	for _, name := range delta.free {
+		then = append(then, clientv3.OpDelete(c.prefix+name))
+	}
+	resp, err := c.kv.Txn(ctx).If(conditions...).Then(then...).Else(otherwise...).Commit()
+	if err != nil {
+		return nil, nil, explainTxn(err, len(then))
+	}
+	if resp.Succeeded {
+		return resp, nil, nil
+	}
+	var current *keyValue
+	if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) == 1 {
+		current = kvs[0]
+	}
+	if current.GetModRevision() != revision {
+		return resp, current, nil
+	}
+	for i, claim := range delta.take {
+		if resp.Responses[i+1].GetResponseRange().Count > 0 {
+			return nil, nil, &ClaimedError{Key: claim.Key}
+		}
+	}
+	return nil, nil, fmt.Errorf("etcd refused the transaction on %s and gave no reason", key)
+}

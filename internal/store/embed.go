@@ -1,0 +1,151 @@
+package store
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
+)
+
+// Options say where etcd is and how it is kept.
+type Options struct {
+	// Servers are the URLs of an etcd cluster; none means one in this process, with its files in Dir.
+	Servers                   []string
+	CAFile, CertFile, KeyFile string
+	Dir                       string
+
+	// QuotaBytes limits the embedded etcd's file; CompactionInterval is how often old revisions are dropped.
+	QuotaBytes         int64
+	CompactionInterval time.Duration
+	// DialTimeout is how long to wait for an etcd outside to answer at start.
+	DialTimeout time.Duration
+}
+
+// DefaultOptions keep an embedded etcd of up to 8 GiB and drop revisions older than five minutes.
+func DefaultOptions() Options {
+	return Options{QuotaBytes: 8 << 30, CompactionInterval: 5 * time.Minute, DialTimeout: 20 * time.Second}
+}
+
+type embedded struct {
+	etcd   *embed.Etcd
+	client *clientv3.Client
+	lock   *os.File
+}
+
+// startEmbedded runs an etcd of one member that opens no socket. It lives until stop, whatever becomes of ctx, because
+// the API server must be able to write while it drains.
+func startEmbedded(ctx context.Context, opts Options) (*embedded, error) {
+	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("etcd's folder: %w", err)
+	}
+	lock, err := lockDir(opts.Dir)
+	if err != nil {
+		return nil, err
+	}
+	cfg := embed.NewConfig()
+	cfg.Name = "portal"
+	cfg.Dir = opts.Dir
+	cfg.InitialCluster = cfg.Name + "=" + embed.DefaultInitialAdvertisePeerURLs
+	cfg.ListenClientUrls, cfg.ListenPeerUrls = nil, nil
+	cfg.QuotaBackendBytes = opts.QuotaBytes
+	cfg.MaxTxnOps = MaxTxnOps
+	cfg.MaxRequestBytes = 4 << 20
+	// Fewer entries kept in memory for followers, of which there are none.
+	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = 10_000, 500
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger())
+	etcd, err := embed.StartEtcd(cfg)
+	if err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("start etcd in %s: %w", opts.Dir, err)
+	}
+	e := &embedded{etcd: etcd, lock: lock}
+	select {
+	case <-etcd.Server.ReadyNotify():
+	case err := <-etcd.Err():
+		e.stop()
+		return nil, fmt.Errorf("etcd in %s ended at start: %w", opts.Dir, err)
+	case <-ctx.Done():
+		e.stop()
+		return nil, ctx.Err()
+	}
+	e.client = v3client.New(etcd.Server)
+	return e, nil
+}
+
+func (e *embedded) stop() {
+	e.etcd.Close()
+	_ = e.lock.Close()
+}
+
+// lockDir makes sure that no second server uses the same folder: etcd itself would wait for it in silence.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "portal.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("etcd's folder: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%s is in use by another server: stop it, or give this one a --data-dir of its own", dir)
+		}
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+// dial connects to an etcd cluster and waits until one of its members answers.
+func dial(ctx context.Context, opts Options) (*clientv3.Client, error) {
+	var config *tls.Config
+	if opts.CAFile != "" || opts.CertFile != "" {
+		info := transport.TLSInfo{TrustedCAFile: opts.CAFile, CertFile: opts.CertFile, KeyFile: opts.KeyFile}
+		var err error
+		if config, err = info.ClientConfig(); err != nil {
+			return nil, fmt.Errorf("--etcd-cafile, --etcd-certfile, --etcd-keyfile: %w", err)
+		}
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints:            opts.Servers,
+		TLS:                  config,
+		DialTimeout:          opts.DialTimeout,
+		DialKeepAliveTime:    10 * time.Second,
+		DialKeepAliveTimeout: 5 * time.Second,
+		MaxCallSendMsgSize:   4 << 20,
+		DialOptions:          []grpc.DialOption{grpc.WithReadBufferSize(64 << 10)},
+		Logger:               logger(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("--etcd-servers: %w", err)
+	}
+	wait, cancel := context.WithTimeout(ctx, opts.DialTimeout)
+	defer cancel()
+	if _, err := client.Get(wait, Prefix); err != nil {
+		_ = client.Close()
+		return nil, fmt.Errorf("no etcd of --etcd-servers %v answers: %w", opts.Servers, err)
+	}
+	return client, nil
+}
+
+// logger tells etcd's warnings and worse on standard error.
+func logger() *zap.Logger {
+	cfg := zap.NewProductionConfig()
+	cfg.Level = zap.NewAtomicLevelAt(zapcore.ErrorLevel)
+	cfg.Encoding = "console"
+	cfg.EncoderConfig.EncodeTime = zapcore.RFC3339TimeEncoder
+	log, err := cfg.Build()
+	if err != nil {
+		return zap.NewNop()
+	}
+	return log.Named("etcd")
+}

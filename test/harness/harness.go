@@ -1,0 +1,225 @@
+// Package harness runs Portal and its peers as processes, for tests and measurements of the whole. Everything listens
+// on loopback, keeps its files in a folder of the caller's and ends with it.
+package harness
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Root is the repository's folder.
+func Root() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+}
+
+// Portal is the path of the binary under test: PORTAL_BINARY, or what `make build` made.
+func Portal() string {
+	if path := os.Getenv("PORTAL_BINARY"); path != "" {
+		return path
+	}
+	return filepath.Join(Root(), ".cache", "bin", "portal")
+}
+
+// Peer is the path of a real component that `make peers` installed.
+func Peer(name string) string { return filepath.Join(Root(), ".cache", "peers", name) }
+
+// Shared is a path of the recorded answers and other material that stands beside the repository, or "" where it is absent.
+func Shared(path ...string) string {
+	full := filepath.Join(append([]string{filepath.Dir(Root()), "shared"}, path...)...)
+	if _, err := os.Stat(full); err != nil {
+		return ""
+	}
+	return full
+}
+
+// Process is a running program. What it writes is kept in a file and, from the end, for error messages.
+type Process struct {
+	Name string
+	Log  string
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error
+}
+
+// Start runs a program with its output in dir/name.log.
+func Start(dir, name, path string, args ...string) (*Process, error) {
+	log := filepath.Join(dir, name+".log")
+	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	p := &Process{Name: name, Log: log, cmd: exec.Command(path, args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = out, out
+	p.cmd.Dir = dir
+	// It must not outlive the caller, even one that is killed.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go func() {
+		// Pdeathsig is about the thread that started the child, so that thread must live as long as the child.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = p.cmd.Wait()
+			close(p.done)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// Pid is the process' number.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Kill ends the process at once, as a crash would, and waits for it.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// Stop asks the process to end and waits; it is killed, and an error returned, if it takes longer than the limit.
+func (p *Process) Stop(limit time.Duration) error {
+	select {
+	case <-p.done:
+		return nil
+	default:
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+		return p.err
+	case <-time.After(limit):
+		p.Kill()
+		return fmt.Errorf("%s did not end within %s", p.Name, limit)
+	}
+}
+
+// Tail is the end of what the process wrote.
+func (p *Process) Tail() string {
+	data, err := os.ReadFile(p.Log)
+	if err != nil {
+		return err.Error()
+	}
+	if len(data) > 4000 {
+		data = data[len(data)-4000:]
+	}
+	return string(data)
+}
+
+// handedOut keeps FreePort from giving the same port twice to callers that have not bound it yet.
+var handedOut sync.Map
+
+// FreePort is a port of loopback that nobody uses at the moment.
+func FreePort() int {
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			panic(err)
+		}
+		port := l.Addr().(*net.TCPAddr).Port
+		_ = l.Close()
+		if _, taken := handedOut.LoadOrStore(port, true); !taken {
+			return port
+		}
+	}
+}
+
+// API is a running API server: Portal's, or Kubernetes' own.
+type API struct {
+	*Process
+	URL        string
+	Kubeconfig string
+}
+
+// StartPortal runs `portal server` in dir and waits until it is ready.
+func StartPortal(dir string, args ...string) (*API, error) {
+	return StartPortalAt(dir, FreePort(), args...)
+}
+
+// StartPortalAt is StartPortal on a given port, for one that comes back where it was.
+func StartPortalAt(dir string, port int, args ...string) (*API, error) {
+	listen := fmt.Sprintf("127.0.0.1:%d", port)
+	p, err := Start(dir, "portal", Portal(), append([]string{"server", "--data-dir", filepath.Join(dir, "data"), "--listen", listen}, args...)...)
+	if err != nil {
+		return nil, fmt.Errorf("%w (run `make build` first)", err)
+	}
+	api := &API{Process: p, URL: "https://" + listen, Kubeconfig: filepath.Join(dir, "data", "admin.kubeconfig")}
+	return api, api.WaitReady(30 * time.Second)
+}
+
+var insecure = &http.Client{
+	Timeout:   2 * time.Second,
+	Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}, //nolint:gosec // a readiness probe on loopback
+}
+
+// WaitReady waits until the server answers /readyz with ok. On failure the process is killed.
+func (a *API) WaitReady(limit time.Duration) error {
+	err := poll(limit, func() error {
+		select {
+		case <-a.Done():
+			return errStopped
+		default:
+		}
+		resp, err := insecure.Get(a.URL + "/readyz")
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("/readyz: %s: %s", resp.Status, body)
+		}
+		return nil
+	})
+	if err != nil {
+		a.Kill()
+		return fmt.Errorf("%s is not ready: %w\n%s", a.Name, err, a.Tail())
+	}
+	return nil
+}
+
+var errStopped = errors.New("it has ended")
+
+func poll(limit time.Duration, try func() error) error {
+	deadline := time.Now().Add(limit)
+	for {
+		err := try()
+		if err == nil || errors.Is(err, errStopped) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// Run runs a program to its end and returns what it wrote; a failure's error holds it too.
+func Run(ctx context.Context, env []string, path string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = append(os.Environ(), env...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s %s: %w\n%s", filepath.Base(path), strings.Join(args, " "), err, out.String())
+	}
+	return out.String(), nil
+}
