@@ -68,6 +68,17 @@ func (b *Book) SetRanges(prefixes []netip.Prefix) {
 	}
 }
 
+// Ranges are those that addresses are had from.
+func (b *Book) Ranges() []netip.Prefix {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := make([]netip.Prefix, len(b.ranges))
+	for i, r := range b.ranges {
+		out[i] = r.prefix
+	}
+	return out
+}
+
 // Reset replaces all that was heard by a full list.
 func (b *Book) Reset(claims []Claim) {
 	b.mu.Lock()

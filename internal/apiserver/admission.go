@@ -4,27 +4,67 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
+	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/client-go/informers"
+
+	"portal/internal/apiserver/registry/ingress"
+	"portal/internal/apiserver/registry/service"
 )
 
 // immortalNamespaces can't be deleted: parts of the system live in them.
 var immortalNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic}
 
-// newAdmission is what every write passes before it reaches its resource.
-func newAdmission(namespaces *namespaceGuard, denyExternalIPs bool) admission.Interface {
-	chain := []admission.Interface{namespaces}
+// guards are what every write passes before it reaches its resource. Those that read get their readers when the
+// resources are built.
+type guards struct {
+	namespaces *namespaceGuard
+	addresses  *addressGuard
+}
+
+func newGuards() *guards {
+	return &guards{
+		namespaces: &namespaceGuard{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete)},
+		addresses:  &addressGuard{Handler: admission.NewHandler(admission.Delete)},
+	}
+}
+
+// chain puts the guards in order.
+func (g *guards) chain(factory informers.SharedInformerFactory, denyExternalIPs bool) (admission.Interface, error) {
+	classes := ingress.NewDefaultClass()
+	classes.SetExternalKubeInformerFactory(factory)
+	if err := classes.ValidateInitialization(); err != nil {
+		return nil, err
+	}
+	chain := []admission.Interface{g.namespaces, classes, g.addresses}
 	if denyExternalIPs {
 		chain = append(chain, externalIPs{admission.NewHandler(admission.Create, admission.Update)})
 	}
-	return admission.NewChainHandler(chain...)
+	return admission.NewChainHandler(chain...), nil
+}
+
+// connect gives the guards that read a resource its storage.
+func (g *guards) connect(version schema.GroupVersion, path string, storage rest.Storage) {
+	if version != corev1.SchemeGroupVersion {
+		return
+	}
+	switch path {
+	case "namespaces":
+		g.namespaces.namespaces = storage.(rest.Getter)
+	case "services":
+		g.addresses.services = storage.(rest.Getter)
+	}
 }
 
 // namespaceGuard lets objects be written only into a namespace that exists, and created only in one that is not on its
@@ -33,10 +73,6 @@ func newAdmission(namespaces *namespaceGuard, denyExternalIPs bool) admission.In
 type namespaceGuard struct {
 	*admission.Handler
 	namespaces rest.Getter
-}
-
-func newNamespaceGuard() *namespaceGuard {
-	return &namespaceGuard{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete)}
 }
 
 var _ admission.MutationInterface = &namespaceGuard{}
@@ -79,6 +115,37 @@ func (g *namespaceGuard) lookUp(ctx context.Context, name string) (*corev1.Names
 		return nil, err
 	}
 	return obj.(*corev1.Namespace), nil
+}
+
+// addressGuard keeps the claim on an address as long as a Service holds the address: without the claim another Service
+// could get it too.
+type addressGuard struct {
+	*admission.Handler
+	services rest.Getter
+}
+
+var _ admission.ValidationInterface = &addressGuard{}
+
+// Validate runs with the object that is about to be deleted, of a collection too.
+func (g *addressGuard) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	address, ok := a.GetOldObject().(*networkingv1.IPAddress)
+	if !ok || address.Spec.ParentRef == nil || address.Spec.ParentRef.Group != "" || address.Spec.ParentRef.Resource != "services" {
+		return nil
+	}
+	owner := address.Spec.ParentRef
+	obj, err := g.services.Get(genericrequest.WithNamespace(ctx, owner.Namespace), owner.Name, &metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ip, err := netip.ParseAddr(address.Name)
+	if err != nil || !slices.Contains(service.Claims(obj.(*corev1.Service)).Addresses, ip) {
+		return nil
+	}
+	return apierrors.NewConflict(a.GetResource().GroupResource(), address.Name,
+		fmt.Errorf("it is the claim of Service %s/%s on its cluster IP, and goes with it", owner.Namespace, owner.Name))
 }
 
 // isReview says that a request asks a question, which may be about a namespace that does not exist.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -52,8 +53,7 @@ type Server struct {
 	// addresses encodes IPAddress objects as they are stored.
 	addresses runtime.Encoder
 	services  runtime.Decoder
-	// namespaces guards writes; it gets its reader when the resources are built.
-	namespaces *namespaceGuard
+	guards    *guards
 }
 
 // New opens the store, binds the address and builds the API. The caller must Run the server, or Close it.
@@ -184,8 +184,10 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	}
 	s.client = client
 	s.factory = informers.NewSharedInformerFactory(client, 0)
-	s.namespaces = newNamespaceGuard()
-	config.AdmissionControl = newAdmission(s.namespaces, s.opts.DenyExternalIPs)
+	s.guards = newGuards()
+	if config.AdmissionControl, err = s.guards.chain(s.factory, s.opts.DenyExternalIPs); err != nil {
+		return nil, err
+	}
 	etcd := healthz.NamedCheck("etcd", func(r *http.Request) error { return s.store.Check(r.Context()) })
 	config.AddHealthChecks(etcd)
 	return config, nil
@@ -273,9 +275,7 @@ func (s *Server) install(scheme *runtime.Scheme, codecs serializer.CodecFactory,
 		}
 		for path, handler := range storage {
 			info.VersionedResourcesStorageMap[version.Version][path] = handler
-			if version == corev1.SchemeGroupVersion && path == "namespaces" {
-				s.namespaces.namespaces = handler.(rest.Getter)
-			}
+			s.guards.connect(version, path, handler)
 		}
 	}
 	var named []*genericserver.APIGroupInfo
@@ -302,11 +302,9 @@ func (s *Server) Run(ctx context.Context, ready func(context.Context) error) err
 	// What the server does for itself goes on until its requests have drained.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	follow := make(chan struct{})
-	go func() {
-		defer close(follow)
-		s.tracker.run(background, revision)
-	}()
+	var follow sync.WaitGroup
+	follow.Go(func() { s.tracker.run(background, revision) })
+	follow.Go(func() { reportAllocation(background, s.book) })
 	s.generic.AddPostStartHookOrDie("portal-bootstrap", func(hook genericserver.PostStartHookContext) error {
 		return s.bootstrap(hook)
 	})
@@ -315,6 +313,11 @@ func (s *Server) Run(ctx context.Context, ready func(context.Context) error) err
 	defer fail(nil)
 	go s.watchStore(serve, fail)
 	members := make(chan struct{})
+	// The endpoints lose this server while it still answers: the last write of its own goes through it.
+	s.generic.AddPreShutdownHookOrDie("portal-membership", func() error {
+		<-members
+		return nil
+	})
 	go func() {
 		defer close(members)
 		s.afterReady(serve, fail, ready)
@@ -323,7 +326,7 @@ func (s *Server) Run(ctx context.Context, ready func(context.Context) error) err
 	fail(nil)
 	<-members
 	stop()
-	<-follow
+	follow.Wait()
 	if cause := context.Cause(serve); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}

@@ -118,8 +118,6 @@ func (a *Authority) keep(name string, s Subject, usage x509.ExtKeyUsage) (Pair, 
 		if cert, _, err := parse(pair); err == nil && a.stillGood(cert, s) {
 			return pair, nil
 		}
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return Pair{}, err
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -190,7 +188,7 @@ func read(dir, name string) (Pair, error) {
 	}
 	key, err := os.ReadFile(filepath.Join(dir, name+".key"))
 	if err != nil {
-		return Pair{}, fmt.Errorf("%s has %s.crt but no readable key: %w", dir, name, err)
+		return Pair{}, fmt.Errorf("%s has %s.crt but no readable key: %v", dir, name, err) // not "neither is there"
 	}
 	return Pair{Cert: cert, Key: key}, nil
 }

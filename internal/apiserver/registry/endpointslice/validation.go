@@ -32,18 +32,20 @@ var (
 
 func validate(_ context.Context, slice *discoveryv1.EndpointSlice) field.ErrorList {
 	errs := rules.Finalizers(slice)
-	errs = append(errs, rules.RequiredOneOf(atType, slice.AddressType, discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6)...)
+	errs = append(errs, validateType(slice.AddressType)...)
 	errs = append(errs, validatePorts(slice.Ports)...)
 	return append(errs, validateEndpoints(slice)...)
+}
+
+func validateType(kind discoveryv1.AddressType) field.ErrorList {
+	return rules.RequiredOneOf(atType, kind, discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6)
 }
 
 // validateUpdate judges only what an update changes, so that a slice from an older, more lenient server can still be
 // labelled.
 func validateUpdate(_ context.Context, slice, old *discoveryv1.EndpointSlice) field.ErrorList {
 	errs := rules.Meta(slice, true, apivalidation.NameIsDNSSubdomain)
-	if slice.AddressType == "" {
-		errs = append(errs, field.Required(atType, ""))
-	}
+	errs = append(errs, validateType(slice.AddressType)...)
 	if slice.AddressType != old.AddressType {
 		errs = append(errs, field.Invalid(atType, slice.AddressType, "cannot be changed: make another slice"))
 	}

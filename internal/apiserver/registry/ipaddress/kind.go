@@ -36,17 +36,13 @@ func New() *registry.Kind[networkingv1.IPAddress, *networkingv1.IPAddress] {
 			registry.Age[networkingv1.IPAddress](),
 		},
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			store.CreateStrategy = asked{store.CreateStrategy}
+			// generateName is taken as it is: there is nothing random about an address.
+			store.CreateStrategy = rules.Create{RESTCreateStrategy: store.CreateStrategy, Name: func(base string) string { return base }}
 			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},
 	}
 }
-
-// asked takes generateName as it is: there is nothing random about an address.
-type asked struct{ rest.RESTCreateStrategy }
-
-func (asked) GenerateName(base string) string { return base }
 
 // validName wants an address in the one way that it is written: the name is what makes a claim the only one.
 func validName(name string, _ bool) []string {

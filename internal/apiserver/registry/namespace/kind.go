@@ -76,7 +76,8 @@ func prepareUpdate(_ context.Context, ns, old *corev1.Namespace) {
 }
 
 func customize(store *genericregistry.Store, storage map[string]rest.Storage) error {
-	store.CreateStrategy = labelled{store.CreateStrategy}
+	// With generateName there was no name to label before validation.
+	store.CreateStrategy = rules.Create{RESTCreateStrategy: store.CreateStrategy, Finish: func(obj runtime.Object) { setLabel(obj.(*corev1.Namespace)) }}
 	rules.JudgeUpdates(store, validateUpdate)
 	store.ShouldDeleteDuringUpdate = gone
 	status := rules.Part[corev1.Namespace, *corev1.Namespace]{
@@ -100,11 +101,6 @@ func customize(store *genericregistry.Store, storage map[string]rest.Storage) er
 func reset(path string) map[fieldpath.APIVersion]*fieldpath.Set {
 	return map[fieldpath.APIVersion]*fieldpath.Set{"v1": fieldpath.NewSet(fieldpath.MakePathOrDie(path))}
 }
-
-// labelled sets the name's label once more after validation: with generateName there was no name before.
-type labelled struct{ rest.RESTCreateStrategy }
-
-func (labelled) Canonicalize(obj runtime.Object) { setLabel(obj.(*corev1.Namespace)) }
 
 // gone says whether an update removed the last thing that held a namespace which was to be deleted.
 func gone(ctx context.Context, key string, obj, old runtime.Object) bool {

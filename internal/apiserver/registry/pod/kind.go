@@ -49,6 +49,7 @@ func New() *registry.Kind[corev1.Pod, *corev1.Pod] {
 		ReturnDeleted: true,
 		Graceful:      graceful{},
 		Customize: func(store *genericregistry.Store, storage map[string]rest.Storage) error {
+			rules.TellOnce(store)
 			rules.JudgeUpdates(store, validateUpdate)
 			store.BeginCreate = judgePriority
 			storage["pods/binding"] = &bindingREST{store: store}

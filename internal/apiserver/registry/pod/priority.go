@@ -30,6 +30,7 @@ func resolvePriority(spec *corev1.PodSpec) {
 func judgePriority(_ context.Context, obj runtime.Object, _ *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
 	pod := obj.(*corev1.Pod)
 	spec := &pod.Spec
+	resolvePriority(spec) // this hook comes before the object is prepared
 	priority, known := classes[spec.PriorityClassName]
 	var wrong error
 	switch {

@@ -278,7 +278,9 @@ func validateCSI(at *field.Path, csi *corev1.CSIVolumeSource) field.ErrorList {
 	if len(csi.Driver) > longest {
 		errs = append(errs, field.TooLong(at.Child("driver"), "", longest))
 	}
-	errs = append(errs, rules.DNSSubdomain(at.Child("driver"), strings.ToLower(csi.Driver))...)
+	if csi.Driver != "" {
+		errs = append(errs, rules.DNSSubdomain(at.Child("driver"), strings.ToLower(csi.Driver))...)
+	}
 	if secret := csi.NodePublishSecretRef; secret != nil {
 		if secret.Name == "" {
 			errs = append(errs, field.Required(at.Child("nodePublishSecretRef", "name"), ""))

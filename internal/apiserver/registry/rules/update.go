@@ -13,14 +13,15 @@ import (
 	"portal/internal/apiserver/registry"
 )
 
-// JudgeUpdates makes judge alone decide about updates of a store's resource. Some resources need that: what they
-// already hold is not judged again, or an update has rules of its own that replace those of a create.
+// JudgeUpdates makes judge alone decide about updates of a store's resource, metadata included. Some resources need
+// that: what they already hold is not judged again, or an update has rules that replace those of a create.
 func JudgeUpdates[T any, P registry.Object[T]](store *genericregistry.Store, judge func(ctx context.Context, obj, old P) field.ErrorList) {
-	store.UpdateStrategy = judged[T, P]{store.UpdateStrategy, judge}
+	store.UpdateStrategy = judged[T, P]{RESTUpdateStrategy: store.UpdateStrategy, judge: judge}
 }
 
 type judged[T any, P registry.Object[T]] struct {
 	rest.RESTUpdateStrategy
+	once
 	judge func(ctx context.Context, obj, old P) field.ErrorList
 }
 

@@ -78,6 +78,7 @@ func (c *cluster) update(svc *corev1.Service) (*corev1.Service, field.ErrorList)
 	return c.read(svc.Name), nil
 }
 
+// updateStatus answers with what is stored: only the main resource completes what it shows.
 func (c *cluster) updateStatus(svc *corev1.Service) (*corev1.Service, field.ErrorList) {
 	ctx, old := context.Background(), c.known(svc)
 	PrepareStatus(ctx, svc, old)
@@ -86,7 +87,7 @@ func (c *cluster) updateStatus(svc *corev1.Service) (*corev1.Service, field.Erro
 		return nil, errs
 	}
 	c.stored[svc.Name] = svc
-	return c.read(svc.Name), nil
+	return svc.DeepCopy(), nil
 }
 
 // known is the stored Service that svc is to replace. What a client may leave out of its metadata is filled in.

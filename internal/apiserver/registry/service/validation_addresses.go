@@ -60,7 +60,7 @@ func validateFamilies(is *corev1.ServiceSpec) (errs field.ErrorList) {
 func validateClusterIPs(is, was *corev1.ServiceSpec) (errs field.ErrorList, readable bool) {
 	path := at("clusterIPs")
 	var accepted []string
-	if was != nil {
+	if was != nil && !headless(was) {
 		accepted = was.ClusterIPs
 	}
 	for i, ip := range is.ClusterIPs {
@@ -152,7 +152,7 @@ func validateGrowth[T comparable](is, was []T, path func(i int) *field.Path) (er
 	}
 	for i := range compared {
 		if is[i] != was[i] {
-			errs = append(errs, field.Invalid(path(i), is, fmt.Sprintf("can't change: was %v", was[i])))
+			errs = append(errs, field.Invalid(path(i), is, fmt.Sprintf("can't change: was %v", was)))
 		}
 	}
 	return errs

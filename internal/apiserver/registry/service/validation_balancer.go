@@ -85,11 +85,10 @@ func validateClass(is *corev1.ServiceSpec) field.ErrorList {
 
 // validateClassChange: a load balancer that another implementation has made can't be handed over.
 func validateClassChange(is, was *corev1.ServiceSpec) field.ErrorList {
-	var errs field.ErrorList
-	if balanced(is) && balanced(was) && !ptr.Equal(is.LoadBalancerClass, was.LoadBalancerClass) {
-		errs = append(errs, field.Invalid(at("loadBalancerClass"), is.LoadBalancerClass, "can't change while the type is LoadBalancer"))
+	if !balanced(is) || !balanced(was) || ptr.Equal(is.LoadBalancerClass, was.LoadBalancerClass) {
+		return nil
 	}
-	return append(errs, validateClass(is)...)
+	return field.ErrorList{field.Invalid(at("loadBalancerClass"), is.LoadBalancerClass, "can't change while the type is LoadBalancer")}
 }
 
 // ValidateStatus judges a write to the status subresource.

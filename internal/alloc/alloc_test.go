@@ -1,0 +1,204 @@
+package alloc
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func newBook(t interface{ Helper() }, firstPort, lastPort uint16, prefixes ...string) (*Book, *time.Time) {
+	t.Helper()
+	now := time.Unix(1_700_000_000, 0)
+	b := New(firstPort, lastPort, rand.New(rand.NewPCG(1, 2)), func() time.Time { return now })
+	var ranges []netip.Prefix
+	for _, p := range prefixes {
+		ranges = append(ranges, netip.MustParsePrefix(p))
+	}
+	b.SetRanges(ranges)
+	return b, &now
+}
+
+// A range is handed out to its last address, the upper part first, none twice, and neither the network's own address
+// nor the broadcast address ever.
+func TestEveryAddressOnceUpperPartFirst(t *testing.T) {
+	b, _ := newBook(t, 30000, 30009, "10.0.0.0/24")
+	h := b.Begin(false)
+	seen := map[netip.Addr]bool{}
+	for i := range 254 {
+		addr, err := h.Address(false)
+		if err != nil {
+			t.Fatalf("address %d: %v", i, err)
+		}
+		if seen[addr] {
+			t.Fatalf("%s was handed out twice", addr)
+		}
+		seen[addr] = true
+		low := addr.Less(netip.MustParseAddr("10.0.0.17"))
+		if i < 254-16 && low {
+			t.Fatalf("%s is of the lower part and was handed out as number %d, before the upper part was used up", addr, i)
+		}
+	}
+	for _, never := range []string{"10.0.0.0", "10.0.0.255"} {
+		if seen[netip.MustParseAddr(never)] {
+			t.Errorf("%s was handed out", never)
+		}
+	}
+	var full *FullError
+	if _, err := h.Address(false); !errors.As(err, &full) {
+		t.Errorf("a full range answers %v", err)
+	}
+}
+
+// What one request holds no other gets; what it lets go of is free again.
+func TestHold(t *testing.T) {
+	b, now := newBook(t, 30000, 30000, "10.0.0.0/30")
+	first := b.Begin(false)
+	port, err := first.Port()
+	if err != nil || port != 30000 {
+		t.Fatalf("got %d, %v", port, err)
+	}
+	second := b.Begin(false)
+	if got, err := second.Port(); err == nil {
+		t.Fatalf("a second request got %d while the first held the only port", got)
+	}
+	first.Drop()
+	if _, err := second.Port(); err != nil {
+		t.Fatalf("the port is not free after it was let go of: %v", err)
+	}
+	second.Keep()
+	if _, err := b.Begin(false).Port(); err == nil {
+		t.Fatal("a stored claim that the book has not heard of yet was handed out")
+	}
+	// It was stored and removed again before the book heard of either.
+	*now = now.Add(keepFor + time.Second)
+	if _, err := b.Begin(false).Port(); err != nil {
+		t.Fatalf("what was kept is not let go of in the end: %v", err)
+	}
+}
+
+// A claim that is heard of outlives the hold through which it was made.
+func TestHeardOfWhileHeld(t *testing.T) {
+	b, now := newBook(t, 30000, 30000)
+	h := b.Begin(false)
+	port, _ := h.Port()
+	b.Taken(Claim{Port: port})
+	h.Drop()
+	*now = now.Add(time.Hour)
+	if _, err := b.Begin(false).Port(); err == nil {
+		t.Fatal("a claim was forgotten because the request that made it failed afterwards")
+	}
+	b.Freed(Claim{Port: port})
+	if _, err := b.Begin(false).Port(); err != nil {
+		t.Fatalf("a freed claim is not free: %v", err)
+	}
+}
+
+func TestRangesComeAndGo(t *testing.T) {
+	b, _ := newBook(t, 1, 1, "10.0.0.0/30")
+	b.Taken(Claim{Addr: netip.MustParseAddr("10.1.0.1")})
+	b.SetRanges([]netip.Prefix{netip.MustParsePrefix("10.1.0.0/30")})
+	addr, err := b.Begin(false).Address(false)
+	if err != nil || addr.String() != "10.1.0.2" {
+		t.Errorf("got %s, %v: a new range must know what is taken in it", addr, err)
+	}
+	var outside *OutsideError
+	if err := b.Begin(false).CheckAddress(netip.MustParseAddr("10.0.0.1")); !errors.As(err, &outside) {
+		t.Errorf("an address of a range that was removed: %v", err)
+	}
+	if _, err := b.Begin(false).Address(true); err == nil {
+		t.Error("an IPv6 address came from an IPv4 range")
+	}
+}
+
+func TestCheckAddress(t *testing.T) {
+	b, _ := newBook(t, 1, 1, "10.0.0.0/29", "fd00::/112")
+	for addr, ok := range map[string]bool{
+		"10.0.0.0": false, "10.0.0.1": true, "10.0.0.6": true, "10.0.0.7": false, "10.0.0.8": false,
+		"fd00::": false, "fd00::1": true, "fd00::ffff": true, "fd00::1:0": false,
+	} {
+		if err := b.Begin(false).CheckAddress(netip.MustParseAddr(addr)); (err == nil) != ok {
+			t.Errorf("%s: %v", addr, err)
+		}
+	}
+}
+
+// A range of 2^64 addresses costs no more than what is taken of it.
+func TestHugeRange(t *testing.T) {
+	b, _ := newBook(t, 1, 1, "fd00::/64")
+	h := b.Begin(false)
+	for range 1000 {
+		if _, err := h.Address(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestBookAgainstModel plays random requests and news against a plain set: what the book hands out is never in it, and
+// a range is called full only when it is.
+func TestBookAgainstModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		b, _ := newBook(t, 100, 140)
+		taken := map[uint16]bool{}
+		for range rapid.IntRange(1, 120).Draw(t, "steps") {
+			switch rapid.SampledFrom([]string{"create", "fail", "elsewhere", "delete", "relist"}).Draw(t, "step") {
+			case "create", "fail":
+				h := b.Begin(false)
+				port, err := h.Port()
+				if err != nil {
+					if len(taken) < 41 {
+						t.Fatalf("%v, with %d of 41 taken", err, len(taken))
+					}
+					continue
+				}
+				if taken[port] {
+					t.Fatalf("%d was handed out twice", port)
+				}
+				if rapid.Bool().Draw(t, "stored") {
+					taken[port] = true
+					b.Taken(Claim{Port: port})
+					h.Keep()
+				} else {
+					h.Drop()
+				}
+			case "elsewhere":
+				port := uint16(rapid.IntRange(100, 140).Draw(t, "port"))
+				taken[port] = true
+				b.Taken(Claim{Port: port})
+			case "delete":
+				port := uint16(rapid.IntRange(100, 140).Draw(t, "port"))
+				delete(taken, port)
+				b.Freed(Claim{Port: port})
+			case "relist":
+				var all []Claim
+				for port := range taken {
+					all = append(all, Claim{Port: port})
+				}
+				b.Reset(all)
+			}
+			if used, size := b.PortsInUse(); used != uint64(len(taken)) || size != 41 {
+				t.Fatalf("%d of %d in use, want %d of 41", used, size, len(taken))
+			}
+		}
+	})
+}
+
+func BenchmarkChooseInAnAlmostFullRange(b *testing.B) {
+	book, _ := newBook(b, 1, 1, "10.96.0.0/16")
+	fill := book.Begin(false)
+	for range 65000 {
+		if _, err := fill.Address(false); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		h := book.Begin(false)
+		if _, err := h.Address(false); err != nil {
+			b.Fatal(err)
+		}
+		h.Drop()
+	}
+}

@@ -1,0 +1,57 @@
+package apiserver
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	"portal/internal/alloc"
+)
+
+// The names are kube-apiserver's, so that dashboards find them.
+var (
+	addressesAllocated = gauge("clusterip_allocator", "allocated_ips", "Cluster IPs that Services hold, by range.", "cidr")
+	addressesAvailable = gauge("clusterip_allocator", "available_ips", "Cluster IPs that are free, by range.", "cidr")
+	portsAllocated     = gauge("nodeport_allocator", "allocated_ports", "Node ports that Services hold.")
+	portsAvailable     = gauge("nodeport_allocator", "available_ports", "Node ports that are free.")
+)
+
+var registerMetrics = sync.OnceFunc(func() {
+	legacyregistry.MustRegister(addressesAllocated, addressesAvailable, portsAllocated, portsAvailable)
+})
+
+func gauge(subsystem, name, help string, labels ...string) *metrics.GaugeVec {
+	return metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace: "kube_apiserver", Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA,
+	}, labels)
+}
+
+// reportEvery is how old the figures of what is allocated may be.
+const reportEvery = 10 * time.Second
+
+// reportAllocation keeps the figures until ctx ends.
+func reportAllocation(ctx context.Context, book *alloc.Book) {
+	registerMetrics()
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	for {
+		addressesAllocated.Reset()
+		addressesAvailable.Reset()
+		for _, p := range book.Ranges() {
+			used, size := book.InUse(p)
+			addressesAllocated.WithLabelValues(p.String()).Set(float64(used))
+			addressesAvailable.WithLabelValues(p.String()).Set(float64(size - used))
+		}
+		used, size := book.PortsInUse()
+		portsAllocated.WithLabelValues().Set(float64(used))
+		portsAvailable.WithLabelValues().Set(float64(size - used))
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
