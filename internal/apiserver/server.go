@@ -132,6 +132,13 @@ func (s *Server) build() error {
 			corev1.Resource("endpoints"): "services/endpoints",
 		},
 		Claimers: map[schema.GroupResource]store.Claimer{corev1.Resource("services"): service.Claimer(s.addresses)},
+		OnRead: map[schema.GroupResource]func(runtime.Object){
+			corev1.Resource("services"): func(obj runtime.Object) {
+				if svc, ok := obj.(*corev1.Service); ok {
+					service.OnRead(svc, s.families())
+				}
+			},
+		},
 		Uncached: map[schema.GroupResource]bool{corev1.Resource("events"): true},
 	}
 	config.RESTOptionsGetter = getter

@@ -26,6 +26,8 @@ type RESTOptions struct {
 	Paths map[schema.GroupResource]string
 	// Claimers are the resources with claims.
 	Claimers map[schema.GroupResource]Claimer
+	// OnRead completes objects as they come from etcd, for what older writers left out.
+	OnRead map[schema.GroupResource]func(runtime.Object)
 	// Uncached resources are read from etcd: objects with a time to live, which are written much and read rarely.
 	Uncached map[schema.GroupResource]bool
 }
@@ -41,11 +43,15 @@ func (o *RESTOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Ob
 	if !ok {
 		path = resource.Resource
 	}
+	codec := o.Codec(resource.Group)
+	if complete, ok := o.OnRead[resource]; ok {
+		codec = completing{codec, complete}
+	}
 	return generic.RESTOptions{
 		StorageConfig: &storagebackend.ConfigForResource{
 			Config: storagebackend.Config{
 				Prefix:              Prefix,
-				Codec:               o.Codec(resource.Group),
+				Codec:               codec,
 				EventsHistoryWindow: storagebackend.DefaultEventsHistoryWindow,
 				LeaseManagerConfig:  leases,
 			},
@@ -57,6 +63,22 @@ func (o *RESTOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Ob
 		ResourcePrefix:          "/" + path,
 		CountMetricPollPeriod:   time.Minute,
 	}, nil
+}
+
+// completing is a codec whose decoded objects are completed. Doing it here and not in answers keeps it out of reads,
+// which share what the watch cache decoded once.
+type completing struct {
+	runtime.Codec
+	complete func(runtime.Object)
+}
+
+func (c completing) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object,
+) (runtime.Object, *schema.GroupVersionKind, error) {
+	obj, kind, err := c.Codec.Decode(data, defaults, into)
+	if err == nil {
+		c.complete(obj)
+	}
+	return obj, kind, err
 }
 
 func (o *RESTOptions) decorate(config *storagebackend.ConfigForResource, prefix string,

@@ -9,11 +9,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -29,21 +27,22 @@ type kind = registry.Kind[corev1.Event, *corev1.Event]
 
 // New describes core/v1 Events, forgotten ttl seconds after their last change.
 func New(ttl uint64) registry.Resource {
-	k := describe(corev1.SchemeGroupVersion, ttl, validateCoreUpdate)
-	// Clients older than events.k8s.io put anything into a name that a URL can carry.
-	k.ValidName = pathSegment
-	k.Validate = validateCore
-	return k
+	return describe(corev1.SchemeGroupVersion, ttl, func(store *genericregistry.Store) {
+		store.CreateStrategy = lenientCreate{store.CreateStrategy}
+		rules.JudgeUpdates(store, validateCoreUpdate)
+	})
 }
 
 // NewEvents describes events.k8s.io/v1 Events. They are the objects that New describes, under stricter rules.
 func NewEvents(ttl uint64) registry.Resource {
-	k := describe(eventsv1.SchemeGroupVersion, ttl, validateUpdate)
+	k := describe(eventsv1.SchemeGroupVersion, ttl, func(store *genericregistry.Store) {
+		rules.JudgeUpdates(store, validateUpdate)
+	})
 	k.Validate = validateNew
 	return dressed{k}
 }
 
-func describe(served schema.GroupVersion, ttl uint64, judgeUpdate func(context.Context, *corev1.Event, *corev1.Event) field.ErrorList) *kind {
+func describe(served schema.GroupVersion, ttl uint64, setRules func(*genericregistry.Store)) *kind {
 	return &kind{
 		Served:           served,
 		Plural:           "events",
@@ -58,7 +57,7 @@ func describe(served schema.GroupVersion, ttl uint64, judgeUpdate func(context.C
 		TTL:              func(*corev1.Event) uint64 { return ttl },
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
 			customize(store)
-			rules.JudgeUpdates(store, judgeUpdate)
+			setRules(store)
 			return nil
 		},
 	}
@@ -78,13 +77,6 @@ type uncollected struct{ rest.RESTDeleteStrategy }
 
 func (uncollected) DefaultGarbageCollectionPolicy(context.Context) rest.GarbageCollectionPolicy {
 	return rest.Unsupported
-}
-
-func pathSegment(name string, prefix bool) []string {
-	if prefix {
-		return content.IsPathSegmentPrefix(name)
-	}
-	return content.IsPathSegmentName(name)
 }
 
 // dressed serves the core objects in another group: its own names for the fields, and the core group's place in the

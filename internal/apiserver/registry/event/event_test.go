@@ -82,6 +82,20 @@ func TestCreate(t *testing.T) {
 			},
 		},
 		{
+			name:   "a name that no URL can carry",
+			event:  modern(func(e *corev1.Event) { e.Name = "a/b" }),
+			core:   []string{"metadata.name FieldValueInvalid"},
+			events: []string{"metadata.name FieldValueInvalid"},
+		},
+		{
+			name: "a bad label beside something worse",
+			event: modern(func(e *corev1.Event) {
+				e.Labels, e.Action = map[string]string{"a": "/"}, ""
+			}),
+			core:   []string{"action FieldValueRequired"},
+			events: []string{"action FieldValueRequired", "metadata.labels FieldValueInvalid"},
+		},
+		{
 			name:  "legacy elsewhere than its object",
 			event: modern(func(e *corev1.Event) { e.EventTime = metav1.MicroTime{}; e.InvolvedObject.Namespace = "other" }),
 			core:  []string{"involvedObject.namespace FieldValueInvalid"},

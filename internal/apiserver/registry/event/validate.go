@@ -9,7 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry/rules"
 )
@@ -21,13 +23,17 @@ const (
 	maxNote              = 1024
 )
 
-// validateCore judges what is written through core/v1, whether new or changed: there an Event may be changed at will.
-func validateCore(_ context.Context, e *corev1.Event) field.ErrorList {
-	return validateAlways(e, "reportingComponent")
+// lenientCreate judges a new Event of core/v1. Its metadata has only the rules of k8s.io/apiserver, that hold for
+// everything: clients older than events.k8s.io put anything into a name that a URL can carry.
+type lenientCreate struct{ rest.RESTCreateStrategy }
+
+func (lenientCreate) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
+	return validateAlways(obj.(*corev1.Event), "reportingComponent")
 }
 
-func validateCoreUpdate(ctx context.Context, e, _ *corev1.Event) field.ErrorList {
-	return validateCore(ctx, e)
+// validateCoreUpdate judges an update through core/v1: there an Event may be changed at will.
+func validateCoreUpdate(_ context.Context, e, _ *corev1.Event) field.ErrorList {
+	return validateAlways(e, "reportingComponent")
 }
 
 // validateAlways are the rules that every Event keeps in either dress. An eventTime tells an Event of the newer kind,

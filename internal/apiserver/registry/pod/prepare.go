@@ -23,6 +23,7 @@ func prepareCreate(_ context.Context, pod *corev1.Pod) {
 		})
 	}
 	resolveLabelKeys(pod)
+	adoptAppArmor(pod)
 	defaultPodResources(&pod.Spec)
 	pod.Status.QOSClass = qosClass(&pod.Spec)
 }

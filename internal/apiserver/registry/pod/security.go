@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kernel "k8s.io/component-helpers/node/util/sysctl"
@@ -182,41 +183,96 @@ func validateAppArmor(at *field.Path, profile *corev1.AppArmorProfile) field.Err
 	return errs
 }
 
-// validateProfilesMatch wants the annotations that seccomp profiles were once given by to say what the fields say.
+// profile is a confinement, by seccomp or AppArmor: the type that the field has, and a path if it is the node's own.
+type profile struct{ kind, local string }
+
+// Names of profiles in annotations, from before there were fields. A localhost profile has its path behind a slash.
+const (
+	annotatedDefault    = "runtime/default"
+	annotatedDocker     = "docker/default"
+	annotatedUnconfined = "unconfined"
+	annotatedLocal      = "localhost/"
+)
+
+// readAnnotation says which profile an annotation means; docker is another name for the runtime's, with seccomp.
+func readAnnotation(text string, docker bool) (profile, bool) {
+	local, isLocal := strings.CutPrefix(text, annotatedLocal)
+	switch {
+	case text == annotatedUnconfined:
+		return profile{kind: "Unconfined"}, true
+	case text == annotatedDefault, docker && text == annotatedDocker:
+		return profile{kind: "RuntimeDefault"}, true
+	case isLocal:
+		return profile{"Localhost", local}, true
+	}
+	return profile{}, false
+}
+
+// validateProfile wants a field to say what an annotation beside it says.
+func validateProfile(at *field.Path, kind string, local *string, said profile) field.ErrorList {
+	const why = "says something else than the annotation"
+	switch {
+	case kind != "Unconfined" && kind != "RuntimeDefault" && kind != "Localhost":
+		return nil
+	case kind != said.kind:
+		return field.ErrorList{field.Forbidden(at.Child("type"), why)}
+	case kind == "Localhost" && (local == nil || *local != said.local):
+		return field.ErrorList{field.Forbidden(at.Child("localhostProfile"), why)}
+	}
+	return nil
+}
+
+// validateProfilesMatch wants the annotations that profiles were once given by to say what the fields say.
 func validateProfilesMatch(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
-	match := func(at *field.Path, key string, profile *corev1.SeccompProfile) {
-		said, annotated := pod.Annotations[key]
-		if !annotated || profile == nil {
-			return
-		}
-		at = at.Child("securityContext", "seccompProfile")
-		const why = "says something else than the annotation"
-		local, isLocal := strings.CutPrefix(said, corev1.SeccompLocalhostProfileNamePrefix)
-		switch profile.Type {
-		case corev1.SeccompProfileTypeUnconfined:
-			if said != corev1.SeccompProfileNameUnconfined {
-				errs = append(errs, field.Forbidden(at.Child("type"), why))
-			}
-		case corev1.SeccompProfileTypeRuntimeDefault:
-			if said != corev1.SeccompProfileRuntimeDefault && said != corev1.DeprecatedSeccompProfileDockerDefault {
-				errs = append(errs, field.Forbidden(at.Child("type"), why))
-			}
-		case corev1.SeccompProfileTypeLocalhost:
-			if !isLocal {
-				errs = append(errs, field.Forbidden(at.Child("type"), why))
-			} else if profile.LocalhostProfile == nil || *profile.LocalhostProfile != local {
-				errs = append(errs, field.Forbidden(at.Child("localhostProfile"), why))
-			}
+	seccomp := func(at *field.Path, key string, field *corev1.SeccompProfile) {
+		if text, annotated := pod.Annotations[key]; annotated && field != nil {
+			said, _ := readAnnotation(text, true)
+			errs = append(errs, validateProfile(at.Child("securityContext", "seccompProfile"), string(field.Type), field.LocalhostProfile, said)...)
 		}
 	}
-	if pod.Spec.SecurityContext != nil {
-		match(atSpec, corev1.SeccompPodAnnotationKey, pod.Spec.SecurityContext.SeccompProfile)
+	whole := pod.Spec.SecurityContext
+	if whole != nil {
+		seccomp(atSpec, corev1.SeccompPodAnnotationKey, whole.SeccompProfile)
 	}
 	for at, c := range containers(&pod.Spec) {
 		if c.SecurityContext != nil {
-			match(at, corev1.SeccompContainerAnnotationKeyPrefix+c.Name, c.SecurityContext.SeccompProfile)
+			seccomp(at, corev1.SeccompContainerAnnotationKeyPrefix+c.Name, c.SecurityContext.SeccompProfile)
+		}
+		var appArmor *corev1.AppArmorProfile
+		if whole != nil {
+			appArmor = whole.AppArmorProfile
+		}
+		if c.SecurityContext != nil && c.SecurityContext.AppArmorProfile != nil {
+			appArmor = c.SecurityContext.AppArmorProfile
+		}
+		if text, annotated := pod.Annotations[appArmorPrefix+c.Name]; annotated && appArmor != nil {
+			said, _ := readAnnotation(text, false)
+			errs = append(errs, validateProfile(at.Child("securityContext", "appArmorProfile"), string(appArmor.Type), appArmor.LocalhostProfile, said)...)
 		}
 	}
 	return errs
+}
+
+// adoptAppArmor moves AppArmor profiles from annotations, where they are deprecated, into the fields.
+func adoptAppArmor(pod *corev1.Pod) {
+	for _, c := range containers(&pod.Spec) {
+		text, annotated := pod.Annotations[appArmorPrefix+c.Name]
+		if !annotated || c.SecurityContext != nil && c.SecurityContext.AppArmorProfile != nil {
+			continue
+		}
+		said, ok := readAnnotation(text, false)
+		if !ok {
+			continue
+		}
+		adopted := &corev1.AppArmorProfile{Type: corev1.AppArmorProfileType(said.kind)}
+		if said.kind == "Localhost" {
+			adopted.LocalhostProfile = &said.local
+		}
+		if len(validateAppArmor(nil, adopted)) > 0 || equality.Semantic.DeepEqual(adopted, pod.Spec.SecurityContext.AppArmorProfile) {
+			continue
+		}
+		orPoint(&c.SecurityContext, corev1.SecurityContext{})
+		c.SecurityContext.AppArmorProfile = adopted
+	}
 }

@@ -51,10 +51,6 @@ func validatePolicies(spec *corev1.PodSpec) field.ErrorList {
 		corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)
 	errs = append(errs, rules.RequiredOneOf(atSpec.Child("dnsPolicy"), spec.DNSPolicy,
 		corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)...)
-	if spec.PreemptionPolicy != nil {
-		errs = append(errs, rules.RequiredOneOf(atSpec.Child("preemptionPolicy"), *spec.PreemptionPolicy,
-			corev1.PreemptLowerPriority, corev1.PreemptNever)...)
-	}
 	if spec.TerminationGracePeriodSeconds != nil {
 		errs = append(errs, rules.NotNegative(atSpec.Child("terminationGracePeriodSeconds"), *spec.TerminationGracePeriodSeconds)...)
 	}

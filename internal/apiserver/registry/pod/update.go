@@ -27,6 +27,9 @@ func validateUpdate(_ context.Context, pod, old *corev1.Pod) field.ErrorList {
 	errs = append(errs, validateAnnotations(pod.Annotations, &pod.Spec)...)
 	errs = append(errs, validateSpec(&pod.Spec, &pod.ObjectMeta)...)
 	errs = append(errs, validateAnnotationUpdate(pod, old)...)
+	if policy := pod.Spec.PreemptionPolicy; policy != nil { // a create compares it with the priority class
+		errs = append(errs, rules.RequiredOneOf(atSpec.Child("preemptionPolicy"), *policy, corev1.PreemptLowerPriority, corev1.PreemptNever)...)
+	}
 
 	more, same := validateSameContainers(&pod.Spec, &old.Spec)
 	errs = append(errs, more...)
@@ -200,10 +203,10 @@ func validateNarrower(now, was *corev1.NodeAffinity) field.ErrorList {
 	return errs
 }
 
-// deletionCost, tolerations and AppArmor profiles in annotations are older than the fields that replaced them, or
-// never became one.
+// appArmorPrefix is what annotations begin with that give a container its AppArmor profile.
 const appArmorPrefix = corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix
 
+// validateAnnotations judges those that mean something: most are older than the fields that replaced them.
 func validateAnnotations(annotations map[string]string, spec *corev1.PodSpec) field.ErrorList {
 	var errs field.ErrorList
 	if value, mirror := annotations[corev1.MirrorPodAnnotationKey]; mirror && spec.NodeName == "" {
@@ -242,12 +245,8 @@ func deletionCost(text string) bool {
 }
 
 func validateSeccompName(at *field.Path, name string) field.ErrorList {
-	switch name {
-	case corev1.SeccompProfileRuntimeDefault, corev1.DeprecatedSeccompProfileDockerDefault, corev1.SeccompProfileNameUnconfined:
-		return nil
-	}
-	if local, ok := strings.CutPrefix(name, corev1.SeccompLocalhostProfileNamePrefix); ok {
-		return validateLocalPath(at, local)
+	if said, ok := readAnnotation(name, true); ok {
+		return validateLocalPath(at, said.local)
 	}
 	return field.ErrorList{field.Invalid(at, name, "must be runtime/default, unconfined or localhost/<path>")}
 }
@@ -261,12 +260,8 @@ func validateAppArmorName(at *field.Path, container, name string, spec *corev1.P
 	if !there {
 		errs = append(errs, field.Invalid(at, container, "must name a container of the Pod"))
 	}
-	switch name {
-	case "", corev1.DeprecatedAppArmorBetaProfileRuntimeDefault, corev1.DeprecatedAppArmorBetaProfileNameUnconfined:
-	default:
-		if !strings.HasPrefix(name, corev1.DeprecatedAppArmorBetaProfileNamePrefix) {
-			errs = append(errs, field.Invalid(at, name, "must be runtime/default, unconfined or localhost/<profile>"))
-		}
+	if _, ok := readAnnotation(name, false); !ok && name != "" {
+		errs = append(errs, field.Invalid(at, name, "must be runtime/default, unconfined or localhost/<profile>"))
 	}
 	return errs
 }

@@ -51,7 +51,7 @@ type source struct {
 	judge func(*field.Path) field.ErrorList
 }
 
-func sources(v *corev1.Volume, meta *metav1.ObjectMeta) []source {
+func sources(volume *field.Path, v *corev1.Volume, meta *metav1.ObjectMeta) []source {
 	unseen := func(*field.Path) field.ErrorList { return nil }
 	return []source{
 		{"emptyDir", v.EmptyDir != nil, func(at *field.Path) field.ErrorList {
@@ -113,7 +113,7 @@ func sources(v *corev1.Volume, meta *metav1.ObjectMeta) []source {
 		{"projected", v.Projected != nil, func(at *field.Path) field.ErrorList { return validateProjected(at, v.Projected) }},
 		{"scaleIO", v.ScaleIO != nil, unseen},
 		{"csi", v.CSI != nil, func(at *field.Path) field.ErrorList { return validateCSI(at, v.CSI) }},
-		{"ephemeral", v.Ephemeral != nil, func(at *field.Path) field.ErrorList { return validateEphemeral(at, v, meta) }},
+		{"ephemeral", v.Ephemeral != nil, func(at *field.Path) field.ErrorList { return validateEphemeral(volume, at, v, meta) }},
 		{"image", v.Image != nil, func(at *field.Path) field.ErrorList {
 			return append(required(at.Child("reference"), v.Image.Reference), validatePullPolicy(at.Child("pullPolicy"), v.Image.PullPolicy)...)
 		}},
@@ -126,7 +126,7 @@ var misspelt = map[string]string{"downwardAPI": "downwarAPI"}
 func validateSource(at *field.Path, v *corev1.Volume, meta *metav1.ObjectMeta) field.ErrorList {
 	var errs field.ErrorList
 	found := false
-	for _, s := range sources(v, meta) {
+	for _, s := range sources(at, v, meta) {
 		switch {
 		case s.set && found:
 			name := s.name
@@ -292,7 +292,7 @@ func validateCSI(at *field.Path, csi *corev1.CSIVolumeSource) field.ErrorList {
 }
 
 // validateEphemeral judges a claim that is made together with the Pod as far as its name and its size.
-func validateEphemeral(at *field.Path, v *corev1.Volume, meta *metav1.ObjectMeta) field.ErrorList {
+func validateEphemeral(volume, at *field.Path, v *corev1.Volume, meta *metav1.ObjectMeta) field.ErrorList {
 	template := at.Child("volumeClaimTemplate")
 	var errs field.ErrorList
 	if claim := v.Ephemeral.VolumeClaimTemplate; claim == nil {
@@ -311,8 +311,9 @@ func validateEphemeral(at *field.Path, v *corev1.Volume, meta *metav1.ObjectMeta
 		}
 	}
 	if meta.Name != "" && v.Name != "" {
-		for range rules.DNSSubdomain(at, meta.Name+"-"+v.Name) {
-			errs = append(errs, field.Invalid(atSpec.Child("volumes"), v.Name, "must make a valid claim name behind the Pod's"))
+		for _, err := range rules.DNSSubdomain(volume.Child("name"), meta.Name+"-"+v.Name) {
+			err.Detail = "makes the claim's name, behind the Pod's: " + err.Detail
+			errs = append(errs, err)
 		}
 	}
 	return errs
