@@ -51,6 +51,9 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(
 		newUpCommand(),
 		newServerCommand(),
+		newControllersCommand(),
+		newDNSCommand(),
+		newEnvCommand(),
 		newAuditCommand(),
 		newVersionCommand(),
 		newKubectlCommand(),

@@ -59,7 +59,11 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 	f.IntVar(&o.MaxMutatingInFlight, "max-mutating-requests-inflight", o.MaxMutatingInFlight, "writing requests answered at once")
 	f.DurationVar(&o.RequestTimeout, "request-timeout", o.RequestTimeout, "time a request other than a watch may take")
 	f.Int64Var(&o.MaxBodyBytes, "max-request-bytes", o.MaxBodyBytes, "largest request body")
-	f.StringSliceVar(&o.Controllers, "controllers", o.Controllers, server.ControllersHelp())
+	f.StringSliceVar(&o.Controllers, "controllers", o.Controllers,
+		fmt.Sprintf("which controllers to run, of %v: * is all, none is none, -name leaves one out", server.ControllerNames()))
+	f.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", o.ClusterCIDRs,
+		"ranges of the Pods' addresses, cut up for the nodes: at most one IPv4 and one IPv6; none leaves nodes alone")
+	f.IntVar(&o.MaxEndpointsPerSlice, "max-endpoints-per-slice", o.MaxEndpointsPerSlice, "endpoints in one EndpointSlice at most, up to 1000")
 	f.DurationVar(&o.AuditInterval, "audit-interval", o.AuditInterval, "how often allocations are checked against their Services")
 }
 

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -34,6 +35,7 @@ import (
 	generated "portal/internal/apiserver/openapi"
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/service"
+	"portal/internal/controllers/audit"
 	"portal/internal/pki"
 	"portal/internal/store"
 )
@@ -50,10 +52,9 @@ type Server struct {
 	tracker   *tracker
 	listener  net.Listener
 	authority *pki.Authority
-	// addresses encodes IPAddress objects as they are stored.
-	addresses runtime.Encoder
-	services  runtime.Decoder
-	guards    *guards
+	// core and networking code objects as they are stored.
+	core, networking runtime.Codec
+	guards           *guards
 }
 
 // New opens the store, binds the address and builds the API. The caller must Run the server, or Close it.
@@ -109,8 +110,7 @@ func (s *Server) build() error {
 	scheme := newScheme()
 	codecs := serializer.NewCodecFactory(scheme)
 	codec := storageCodecs(scheme, codecs)
-	s.addresses = codec(networkingv1.GroupName)
-	s.services = codec(corev1.GroupName)
+	s.core, s.networking = codec(corev1.GroupName), codec(networkingv1.GroupName)
 	s.book = alloc.New(uint16(s.opts.ports.Base), uint16(s.opts.ports.Base+s.opts.ports.Size-1),
 		rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), time.Now)
 	s.book.SetRanges(s.opts.ranges)
@@ -131,7 +131,7 @@ func (s *Server) build() error {
 			corev1.Resource("services"):  "services/specs",
 			corev1.Resource("endpoints"): "services/endpoints",
 		},
-		Claimers: map[schema.GroupResource]store.Claimer{corev1.Resource("services"): service.Claimer(s.addresses)},
+		Claimers: map[schema.GroupResource]store.Claimer{corev1.Resource("services"): service.Claimer(s.networking)},
 		OnRead: map[schema.GroupResource]func(runtime.Object){
 			corev1.Resource("services"): func(obj runtime.Object) {
 				if svc, ok := obj.(*corev1.Service); ok {
@@ -298,8 +298,21 @@ func (s *Server) install(scheme *runtime.Scheme, codecs serializer.CodecFactory,
 	return s.generic.InstallAPIGroups(named...)
 }
 
-// Run serves until ctx ends, drains, and closes the store. ready is called once, when clients can come.
-func (s *Server) Run(ctx context.Context, ready func(context.Context) error) error {
+// Hooks are what the caller does while the server runs.
+type Hooks struct {
+	// Ready is called once, when clients can come.
+	Ready func(context.Context) error
+	// Work runs from then on until its context ends, which is before the server stops answering.
+	Work func(context.Context) error
+}
+
+// Handle serves a path beside the API, to those who may do everything. It must be called before Run.
+func (s *Server) Handle(path string, handler http.Handler) {
+	s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
+}
+
+// Run serves until ctx ends, drains, and closes the store.
+func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 	defer s.store.Close()
 	revision, err := s.tracker.load(ctx)
 	if err != nil {
@@ -327,7 +340,7 @@ func (s *Server) Run(ctx context.Context, ready func(context.Context) error) err
 	})
 	go func() {
 		defer close(members)
-		s.afterReady(serve, fail, ready)
+		s.afterReady(serve, fail, hooks)
 	}()
 	err = s.generic.PrepareRun().RunWithContext(serve)
 	fail(nil)
@@ -356,19 +369,24 @@ func (s *Server) watchStore(ctx context.Context, fail context.CancelCauseFunc) {
 	}
 }
 
-// afterReady waits for the server to answer, tells the caller, and keeps this server among the endpoints of the
-// kubernetes Service as long as it runs.
-func (s *Server) afterReady(ctx context.Context, fail context.CancelCauseFunc, ready func(context.Context) error) {
+// afterReady waits for the server to answer, tells the caller, and as long as the server runs does the caller's work and
+// keeps the server among the endpoints of the kubernetes Service.
+func (s *Server) afterReady(ctx context.Context, fail context.CancelCauseFunc, hooks Hooks) {
 	if err := s.waitReady(ctx); err != nil {
 		return
 	}
-	if ready != nil {
-		if err := ready(ctx); err != nil {
-			fail(err)
-			return
-		}
+	if err := hooks.Ready(ctx); err != nil {
+		fail(err)
+		return
 	}
-	newMembership(s).run(ctx)
+	var group sync.WaitGroup
+	group.Go(func() { newMembership(s).run(ctx) })
+	group.Go(func() {
+		if err := hooks.Work(ctx); err != nil && ctx.Err() == nil {
+			fail(err)
+		}
+	})
+	group.Wait()
 }
 
 func (s *Server) waitReady(ctx context.Context) error {
@@ -391,6 +409,16 @@ func (s *Server) Client() kubernetes.Interface { return s.client }
 
 // LoopbackConfig is how parts of this process reach the API.
 func (s *Server) LoopbackConfig() *restclient.Config { return restclient.CopyConfig(s.loopback) }
+
+// ServiceRanges are the ranges that the flags give to cluster IPs.
+func (s *Server) ServiceRanges() []netip.Prefix { return s.opts.ranges }
+
+// NewAuditor makes an auditor of what this server's store holds.
+func (s *Server) NewAuditor(interval time.Duration) *audit.Auditor {
+	return audit.New(audit.Options{
+		KV: s.store.Client().KV, Core: s.core, Networking: s.networking, NodePorts: s.opts.ports, Client: s.client, Interval: interval,
+	})
+}
 
 // Address is where the server listens.
 func (s *Server) Address() string { return s.listener.Addr().String() }

@@ -3,37 +3,121 @@ package server
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"portal/internal/apiserver"
+	"portal/internal/controllers"
+	"portal/internal/controllers/audit"
 )
 
 // Options are those of the API server and of the controllers.
 type Options struct {
 	apiserver.Options
-	// Controllers to run: "*" all, "none" none, "name" one, "-name" all but one.
-	Controllers   []string
-	AuditInterval time.Duration
+	// Controllers to run, as controllers.ParseSelection reads them.
+	Controllers []string
+	// ClusterCIDRs are cut up for the nodes' Pods; none leaves nodes alone.
+	ClusterCIDRs         []string
+	MaxEndpointsPerSlice int
+	AuditInterval        time.Duration
 }
 
 // DefaultOptions run every controller.
 func DefaultOptions() Options {
-	return Options{Options: apiserver.DefaultOptions(), Controllers: []string{"*"}, AuditInterval: 10 * time.Minute}
+	return Options{
+		Options: apiserver.DefaultOptions(), Controllers: []string{"*"}, MaxEndpointsPerSlice: 100, AuditInterval: 10 * time.Minute,
+	}
 }
 
-// ControllersHelp explains --controllers.
-func ControllersHelp() string { return "controllers to run" }
+// ControllerNames are those of the controllers that a server can run.
+func ControllerNames() []string { return append(controllers.Names(), audit.Name) }
+
+// Validate says what is wrong with the options, naming the flags.
+func (o Options) Validate() error {
+	_, err := controllers.ParseSelection(o.Controllers, audit.Name)
+	if err != nil {
+		err = fmt.Errorf("--%w", err)
+	}
+	_, rangeErr := o.clusterCIDRs()
+	if o.MaxEndpointsPerSlice < 1 || o.MaxEndpointsPerSlice > 1000 {
+		err = errors.Join(err, fmt.Errorf("--max-endpoints-per-slice %d: must be from 1 to 1000", o.MaxEndpointsPerSlice))
+	}
+	return errors.Join(o.Options.Validate(), err, rangeErr)
+}
+
+func (o Options) clusterCIDRs() ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, text := range o.ClusterCIDRs {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("--cluster-cidr %q: must be a range like 10.244.0.0/16", text)
+		}
+		out = append(out, prefix)
+	}
+	return out, nil
+}
 
 // Info says where a running server is.
 type Info struct{ Address, Kubeconfig, DataDir string }
 
 // Run serves until ctx ends. ready is called when clients can come.
 func Run(ctx context.Context, opts Options, ready func(context.Context, Info) error) error {
+	selection, err := controllers.ParseSelection(opts.Controllers, audit.Name)
+	if err != nil {
+		return err
+	}
 	api, err := apiserver.New(ctx, opts.Options)
 	if err != nil {
 		return err
 	}
-	return api.Run(ctx, func(ctx context.Context) error {
-		return ready(ctx, Info{Address: api.Address(), Kubeconfig: api.Kubeconfig(), DataDir: api.DataDir()})
+	auditor := api.NewAuditor(opts.AuditInterval)
+	api.Handle("/portal/v1/audit", auditor.Handler())
+	return api.Run(ctx, apiserver.Hooks{
+		Ready: func(ctx context.Context) error {
+			return ready(ctx, Info{Address: api.Address(), Kubeconfig: api.Kubeconfig(), DataDir: api.DataDir()})
+		},
+		Work: func(ctx context.Context) error {
+			if selection.Empty() {
+				return nil
+			}
+			return opts.control(ctx, api, selection, auditor)
+		},
 	})
+}
+
+// control runs the controllers whenever this server leads.
+func (o Options) control(ctx context.Context, api *apiserver.Server, selection controllers.Selection, auditor *audit.Auditor) error {
+	ranges, err := o.clusterCIDRs()
+	if err != nil {
+		return err
+	}
+	cfg := controllers.Config{
+		REST:                 api.LoopbackConfig(),
+		ClusterCIDRs:         ranges,
+		ServiceCIDRs:         api.ServiceRanges(),
+		MaxEndpointsPerSlice: o.MaxEndpointsPerSlice,
+		Own:                  map[string]func(context.Context) error{audit.Name: auditor.Run},
+	}
+	election := controllers.DefaultElection()
+	// A server that comes back is the one it was, and need not wait for its own Lease.
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	election.Identity = fmt.Sprintf("%s:%s", host, api.Address())
+	for ctx.Err() == nil {
+		err := controllers.Lead(ctx, cfg, selection, election)
+		if err != nil && !errors.Is(err, controllers.ErrLost) {
+			return fmt.Errorf("controllers: %w", err)
+		}
+		if err != nil {
+			klog.InfoS("The controllers stand by: another server leads")
+		}
+	}
+	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -18,14 +20,13 @@ import (
 // New describes core/v1 ConfigMaps.
 func New() registry.Resource {
 	return &registry.Kind[corev1.ConfigMap, *corev1.ConfigMap]{
-		Served:         corev1.SchemeGroupVersion,
-		Plural:         "configmaps",
-		Singular:       "configmap",
-		KindName:       "ConfigMap",
-		ShortNames:     []string{"cm"},
-		NewList:        func() runtime.Object { return &corev1.ConfigMapList{} },
-		Validate:       validate,
-		ValidateUpdate: validateUpdate,
+		Served:     corev1.SchemeGroupVersion,
+		Plural:     "configmaps",
+		Singular:   "configmap",
+		KindName:   "ConfigMap",
+		ShortNames: []string{"cm"},
+		NewList:    func() runtime.Object { return &corev1.ConfigMapList{} },
+		Validate:   validate,
 		Columns: []registry.Column[corev1.ConfigMap]{
 			{
 				Name: "Data", Description: corev1.ConfigMap{}.SwaggerDoc()["data"],
@@ -33,11 +34,16 @@ func New() registry.Resource {
 			},
 			registry.Age[corev1.ConfigMap](),
 		},
+		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
+			rules.TellOnce(store)
+			rules.JudgeUpdates(store, validateUpdate)
+			return nil
+		},
 	}
 }
 
 func validate(_ context.Context, c *corev1.ConfigMap) field.ErrorList {
-	var errs field.ErrorList
+	errs := rules.Finalizers(c)
 	size := 0
 	for key, value := range c.Data {
 		path := field.NewPath("data").Key(key)
@@ -58,11 +64,11 @@ func validate(_ context.Context, c *corev1.ConfigMap) field.ErrorList {
 	return errs
 }
 
-func validateUpdate(_ context.Context, c, old *corev1.ConfigMap) field.ErrorList {
+func validateUpdate(ctx context.Context, c, old *corev1.ConfigMap) field.ErrorList {
+	errs := validate(ctx, c)
 	if old.Immutable == nil || !*old.Immutable {
-		return nil
+		return errs
 	}
-	var errs field.ErrorList
 	refuse := func(name string) {
 		errs = append(errs, field.Forbidden(field.NewPath(name),
 			fmt.Sprintf("ConfigMap %q was made immutable; delete it and create it anew to change it", old.Name)))

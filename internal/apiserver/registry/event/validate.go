@@ -80,7 +80,8 @@ func misplaced(e *corev1.Event) field.ErrorList {
 // validateNew judges a new Event of events.k8s.io/v1. Those that came through core/v1 may be updated without keeping
 // to all of it.
 func validateNew(_ context.Context, e *corev1.Event) field.ErrorList {
-	errs := append(validateAlways(e, "reportingController"), validateSeries(e.Series)...)
+	errs := append(rules.Finalizers(e), validateAlways(e, "reportingController")...)
+	errs = append(errs, validateSeries(e.Series)...)
 	if e.EventTime.IsZero() {
 		errs = append(errs, field.Required(field.NewPath("eventTime"), "when it was first seen"))
 	}
@@ -105,8 +106,7 @@ func validateNew(_ context.Context, e *corev1.Event) field.ErrorList {
 
 // validateUpdate lets an Event of events.k8s.io/v1 only grow: a repetition is told by its series.
 func validateUpdate(_ context.Context, e, old *corev1.Event) field.ErrorList {
-	errs := validateAlways(e, "reportingController")
-	errs = append(errs, validation.ValidateObjectMetaUpdate(&e.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))...)
+	errs := append(rules.Finalizers(e), validateAlways(e, "reportingController")...)
 	if !equality.Semantic.DeepEqual(e.Series, old.Series) {
 		errs = append(errs, validateSeries(e.Series)...)
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 func validateNew(_ context.Context, ing *networkingv1.Ingress) field.ErrorList {
-	errs := lenience{}.spec(field.NewPath("spec"), &ing.Spec)
+	errs := append(rules.Finalizers(ing), lenience{}.spec(field.NewPath("spec"), &ing.Spec)...)
 	class := ing.Spec.IngressClassName
 	if name, annotated := ing.Annotations[classAnnotation]; annotated && class != nil && name != *class {
 		errs = append(errs, field.Invalid(field.NewPath("annotations").Child(classAnnotation), name,
@@ -25,11 +25,9 @@ func validateNew(_ context.Context, ing *networkingv1.Ingress) field.ErrorList {
 	return errs
 }
 
-// validateUpdate judges an update whole. An Ingress may keep what was allowed when it was written.
+// validateUpdate judges an update. An Ingress may keep what was allowed when it was written.
 func validateUpdate(_ context.Context, ing, old *networkingv1.Ingress) field.ErrorList {
-	errs := rules.MetaUpdate(ing, old)
-	errs = append(errs, rules.Meta(ing, true, validation.NameIsDNSSubdomain)...)
-	return append(errs, lenienceFor(&old.Spec).spec(field.NewPath("spec"), &ing.Spec)...)
+	return append(rules.Finalizers(ing), lenienceFor(&old.Spec).spec(field.NewPath("spec"), &ing.Spec)...)
 }
 
 // lenience says which rules, younger than some stored Ingresses, are not asked.

@@ -25,17 +25,16 @@ const maxController = 250
 // New describes networking.k8s.io/v1 IngressClasses.
 func New() registry.Resource {
 	return &registry.Kind[networkingv1.IngressClass, *networkingv1.IngressClass]{
-		Served:         networkingv1.SchemeGroupVersion,
-		Plural:         "ingressclasses",
-		Singular:       "ingressclass",
-		KindName:       "IngressClass",
-		ClusterScoped:  true,
-		NewList:        func() runtime.Object { return &networkingv1.IngressClassList{} },
-		Default:        setDefaults,
-		PrepareCreate:  func(_ context.Context, c *networkingv1.IngressClass) { c.Generation = 1 },
-		PrepareUpdate:  prepareUpdate,
-		Validate:       validate,
-		ValidateUpdate: validateUpdate,
+		Served:        networkingv1.SchemeGroupVersion,
+		Plural:        "ingressclasses",
+		Singular:      "ingressclass",
+		KindName:      "IngressClass",
+		ClusterScoped: true,
+		NewList:       func() runtime.Object { return &networkingv1.IngressClassList{} },
+		Default:       setDefaults,
+		PrepareCreate: func(_ context.Context, c *networkingv1.IngressClass) { c.Generation = 1 },
+		PrepareUpdate: prepareUpdate,
+		Validate:      validate,
 		Columns: []registry.Column[networkingv1.IngressClass]{
 			{
 				Name: "Controller", Description: "Controller that is responsible for handling this class",
@@ -46,6 +45,8 @@ func New() registry.Resource {
 		},
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
 			store.TableConvertor = markDefault{store.TableConvertor}
+			rules.TellOnce(store)
+			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},
 	}
@@ -64,7 +65,7 @@ func prepareUpdate(_ context.Context, c, old *networkingv1.IngressClass) {
 }
 
 func validate(_ context.Context, c *networkingv1.IngressClass) field.ErrorList {
-	var errs field.ErrorList
+	errs := rules.Finalizers(c)
 	path := field.NewPath("spec", "controller")
 	if len(c.Spec.Controller) > maxController {
 		errs = append(errs, field.TooLong(path, "", maxController))
@@ -116,8 +117,9 @@ func ValidateReference(path *field.Path, group *string, kind, name string) field
 }
 
 // validateUpdate keeps the controller: Ingresses would change hands unseen.
-func validateUpdate(_ context.Context, c, old *networkingv1.IngressClass) field.ErrorList {
-	return validation.ValidateImmutableField(c.Spec.Controller, old.Spec.Controller, field.NewPath("spec", "controller"))
+func validateUpdate(ctx context.Context, c, old *networkingv1.IngressClass) field.ErrorList {
+	return append(validate(ctx, c),
+		validation.ValidateImmutableField(c.Spec.Controller, old.Spec.Controller, field.NewPath("spec", "controller"))...)
 }
 
 func parameters(c *networkingv1.IngressClass) any {

@@ -8,6 +8,8 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -23,12 +25,17 @@ func New() registry.Resource {
 		NewList:        func() runtime.Object { return &coordinationv1.LeaseList{} },
 		PrepareCreate:  func(_ context.Context, l *coordinationv1.Lease) { dropCoordination(l, &coordinationv1.Lease{}) },
 		PrepareUpdate:  func(_ context.Context, l, old *coordinationv1.Lease) { dropCoordination(l, old) },
-		Validate:       func(_ context.Context, l *coordinationv1.Lease) field.ErrorList { return validate(l) },
+		Validate:       validate,
 		StrictUpdate:   true,
 		CreateOnUpdate: true,
 		Columns: []registry.Column[coordinationv1.Lease]{
 			{Name: "Holder", Description: coordinationv1.LeaseSpec{}.SwaggerDoc()["holderIdentity"], Cell: holder},
 			registry.Age[coordinationv1.Lease](),
+		},
+		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
+			rules.TellOnce(store)
+			rules.JudgeUpdates(store, func(ctx context.Context, l, _ *coordinationv1.Lease) field.ErrorList { return validate(ctx, l) })
+			return nil
 		},
 	}
 }
@@ -43,7 +50,7 @@ func dropCoordination(l, old *coordinationv1.Lease) {
 	}
 }
 
-func validate(l *coordinationv1.Lease) field.ErrorList {
+func validate(_ context.Context, l *coordinationv1.Lease) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("spec")
 	if d := l.Spec.LeaseDurationSeconds; d != nil && *d <= 0 {

@@ -63,7 +63,7 @@ func TestStrategies(t *testing.T) {
 		{coordinationv1.LeaseSpec{PreferredHolder: new("you")}, "spec.preferredHolder"},
 	} {
 		got := ""
-		for _, err := range validate(lease(c.spec)) {
+		for _, err := range validate(t.Context(), lease(c.spec)) {
 			got = err.Field
 		}
 		if got != c.want {

@@ -86,7 +86,6 @@ func validateNames(spec *corev1.PodSpec) field.ErrorList {
 		{"nodeName", spec.NodeName, rules.NodeName},
 		{"hostname", spec.Hostname, rules.DNSLabel},
 		{"subdomain", spec.Subdomain, rules.DNSLabel},
-		{"priorityClassName", spec.PriorityClassName, rules.DNSSubdomain},
 	} {
 		if name.value != "" {
 			errs = append(errs, name.rule(atSpec.Child(name.field), name.value)...)

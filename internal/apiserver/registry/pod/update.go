@@ -27,7 +27,11 @@ func validateUpdate(_ context.Context, pod, old *corev1.Pod) field.ErrorList {
 	errs = append(errs, validateAnnotations(pod.Annotations, &pod.Spec)...)
 	errs = append(errs, validateSpec(&pod.Spec, &pod.ObjectMeta)...)
 	errs = append(errs, validateAnnotationUpdate(pod, old)...)
-	if policy := pod.Spec.PreemptionPolicy; policy != nil { // a create compares it with the priority class
+	// On create the class is looked up and the policy compared with it, so that neither need be judged there.
+	if name := pod.Spec.PriorityClassName; name != "" {
+		errs = append(errs, rules.DNSSubdomain(atSpec.Child("priorityClassName"), name)...)
+	}
+	if policy := pod.Spec.PreemptionPolicy; policy != nil {
 		errs = append(errs, rules.RequiredOneOf(atSpec.Child("preemptionPolicy"), *policy, corev1.PreemptLowerPriority, corev1.PreemptNever)...)
 	}
 

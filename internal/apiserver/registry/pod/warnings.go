@@ -36,6 +36,7 @@ func warnings(_ context.Context, pod, old *corev1.Pod) []string {
 		}
 	}
 	warnTwice(spec, warn)
+	warnDeprecated(pod, warn)
 	for at, c := range containers(spec) {
 		warnContainer(at, c, warn)
 	}
@@ -52,6 +53,39 @@ func warnings(_ context.Context, pod, old *corev1.Pod) []string {
 }
 
 type warner func(at *field.Path, text string, args ...any)
+
+// gone are the kinds of volumes that Kubernetes no longer mounts.
+func gone(v *corev1.Volume) map[string]bool {
+	return map[string]bool{
+		"photonPersistentDisk": v.PhotonPersistentDisk != nil, "gitRepo": v.GitRepo != nil, "scaleIO": v.ScaleIO != nil,
+		"flocker": v.Flocker != nil, "storageOS": v.StorageOS != nil, "quobyte": v.Quobyte != nil,
+		"glusterfs": v.Glusterfs != nil, "cephfs": v.CephFS != nil, "rbd": v.RBD != nil,
+	}
+}
+
+// warnDeprecated finds what is taken and then means nothing, or will.
+func warnDeprecated(pod *corev1.Pod, warn warner) {
+	for i := range pod.Spec.Volumes {
+		for name, used := range gone(&pod.Spec.Volumes[i]) {
+			if used {
+				warn(atSpec.Child("volumes").Index(i).Child(name), "is deprecated, and nothing mounts it")
+			}
+		}
+	}
+	const useField = "means nothing any more: use the field %s"
+	if _, set := pod.Annotations[corev1.SeccompPodAnnotationKey]; set && pod.Spec.SecurityContext.SeccompProfile == nil {
+		warn(atAnnotations.Key(corev1.SeccompPodAnnotationKey), useField, "seccompProfile")
+	}
+	for _, c := range containers(&pod.Spec) {
+		key := corev1.SeccompContainerAnnotationKeyPrefix + c.Name
+		if _, set := pod.Annotations[key]; set && (c.SecurityContext == nil || c.SecurityContext.SeccompProfile == nil) {
+			warn(atAnnotations.Key(key), useField, "seccompProfile")
+		}
+		if _, set := pod.Annotations[appArmorPrefix+c.Name]; set {
+			warn(atAnnotations.Key(appArmorPrefix+c.Name), "is deprecated: use the field %s", "appArmorProfile")
+		}
+	}
+}
 
 // warnTwice finds entries of which only one counts.
 func warnTwice(spec *corev1.PodSpec, warn warner) {

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -32,7 +34,6 @@ func New() registry.Resource {
 		NewList:          func() runtime.Object { return &corev1.SecretList{} },
 		Default:          setDefaults,
 		Validate:         validate,
-		ValidateUpdate:   validateUpdate,
 		Warnings:         warnings,
 		Fields:           func(s *corev1.Secret) fields.Set { return fields.Set{"type": string(s.Type)} },
 		SelectableFields: []string{"type"},
@@ -40,6 +41,11 @@ func New() registry.Resource {
 			{Name: "Type", Description: doc["type"], Cell: func(s *corev1.Secret) any { return string(s.Type) }},
 			{Name: "Data", Description: doc["data"], Cell: func(s *corev1.Secret) any { return int64(len(s.Data)) }},
 			registry.Age[corev1.Secret](),
+		},
+		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
+			rules.TellOnce(store)
+			rules.JudgeUpdates(store, validateUpdate)
+			return nil
 		},
 	}
 }
@@ -60,7 +66,7 @@ func setDefaults(s *corev1.Secret) {
 }
 
 func validate(_ context.Context, s *corev1.Secret) field.ErrorList {
-	var errs field.ErrorList
+	errs := rules.Finalizers(s)
 	path := field.NewPath("data")
 	size := 0
 	for key, value := range s.Data {
@@ -144,8 +150,9 @@ func missing(s *corev1.Secret, keys ...string) field.ErrorList {
 	return errs
 }
 
-func validateUpdate(_ context.Context, s, old *corev1.Secret) field.ErrorList {
-	errs := validation.ValidateImmutableField(s.Type, old.Type, field.NewPath("type"))
+func validateUpdate(ctx context.Context, s, old *corev1.Secret) field.ErrorList {
+	errs := validate(ctx, s)
+	errs = append(errs, validation.ValidateImmutableField(s.Type, old.Type, field.NewPath("type"))...)
 	if old.Immutable == nil || !*old.Immutable {
 		return errs
 	}

@@ -8,8 +8,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
+	"portal/internal/apiserver/registry/rules"
 )
 
 // enforceMountable once limited a ServiceAccount's Pods to the Secrets it lists.
@@ -27,9 +31,15 @@ func New() registry.Resource {
 		ValidName:     validation.ValidateServiceAccountName,
 		PrepareCreate: func(_ context.Context, s *corev1.ServiceAccount) { keepNames(s) },
 		PrepareUpdate: func(_ context.Context, s, _ *corev1.ServiceAccount) { keepNames(s) },
+		Validate:      validate,
 		Warnings:      warnings,
 		ReturnDeleted: true,
 		Columns:       []registry.Column[corev1.ServiceAccount]{registry.Age[corev1.ServiceAccount]()},
+		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
+			rules.TellOnce(store)
+			rules.JudgeUpdates(store, func(ctx context.Context, s, _ *corev1.ServiceAccount) field.ErrorList { return validate(ctx, s) })
+			return nil
+		},
 	}
 }
 
@@ -39,6 +49,11 @@ func keepNames(s *corev1.ServiceAccount) {
 	for i := range s.Secrets {
 		s.Secrets[i] = corev1.ObjectReference{Name: s.Secrets[i].Name}
 	}
+}
+
+// validate has no rules beside those for metadata: what a ServiceAccount refers to may come later.
+func validate(_ context.Context, s *corev1.ServiceAccount) field.ErrorList {
+	return rules.Finalizers(s)
 }
 
 // warnings tell of the annotation when it is new, not each time it is carried along.

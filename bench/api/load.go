@@ -1,0 +1,275 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	clientset "k8s.io/client-go/kubernetes"
+)
+
+const (
+	// fewServices is the population at which latency is first taken.
+	fewServices = 100
+	// warmUps are creates before anything is measured, deleted again.
+	warmUps = 300
+	// namespaces that the Services are spread over.
+	namespaces = 10
+)
+
+// load is a number of clients that create Services.
+type load struct {
+	subject *subject
+	clients []*clientset.Clientset
+	say     *teller
+}
+
+func newLoad(ctx context.Context, s *subject, clients int, say *teller) (*load, error) {
+	l := &load{subject: s, say: say}
+	for range clients {
+		c, err := s.client()
+		if err != nil {
+			return nil, err
+		}
+		l.clients = append(l.clients, c)
+	}
+	for i := range namespaces {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespaceOf(i)}}
+		if _, err := l.clients[0].CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
+			return nil, fmt.Errorf("namespace %s: %w", ns.Name, err)
+		}
+	}
+	return l, nil
+}
+
+// measure fills the server with Services and takes the time of creates near the start and at the end.
+func (l *load) measure(ctx context.Context, opts options, out *result) error {
+	l.say.progress("warming up")
+	if _, err := l.churn(ctx, "warm", warmUps); err != nil {
+		return err
+	}
+	time.Sleep(2 * time.Second) // kube-apiserver still sets itself up in its first seconds
+	if _, err := l.fill(ctx, 0, fewServices); err != nil {
+		return err
+	}
+	l.say.progress("latency of creates at %d Services", fewServices)
+	few, err := l.churn(ctx, "few", opts.samples)
+	if err != nil {
+		return err
+	}
+	before, err := l.subject.usage()
+	if err != nil {
+		return err
+	}
+	l.say.progress("creating up to %d Services", opts.services)
+	profile := l.startProfile(ctx, opts.profiles, out.Clients)
+	filled, err := l.fill(ctx, fewServices, opts.services)
+	if err != nil {
+		return err
+	}
+	after, err := l.subject.usage()
+	if err != nil {
+		return err
+	}
+	if err := profile(); err != nil {
+		return err
+	}
+	l.say.progress("latency of creates at %d Services", opts.services)
+	many, err := l.churn(ctx, "many", opts.samples)
+	if err != nil {
+		return err
+	}
+	creates := float64(opts.services - fewServices)
+	out.Failed = l.subject.failures.Load()
+	out.FirstFailure, _ = l.subject.failure.Load().(string)
+	out.PerSecond = creates / filled.took.Seconds()
+	out.Curve = filled.curve
+	out.Few, out.Many = few.summary(), many.summary()
+	out.CPU = milliseconds(after.Server.CPU-before.Server.CPU) / creates
+	out.EtcdCPU = milliseconds(after.Etcd.CPU-before.Etcd.CPU) / creates
+	out.ClientCPU = milliseconds(after.Clients.CPU-before.Clients.CPU) / creates
+	out.MemoryPrivate = megabytes(after.Server.Private)
+	out.Memory, out.MemoryPeak = megabytes(after.Server.Resident), megabytes(after.Server.Peak)
+	out.EtcdMemory = megabytes(after.Etcd.Resident)
+	return ctx.Err()
+}
+
+// filling is how a fill went.
+type filling struct {
+	took  time.Duration
+	curve []point
+}
+
+// point is a tenth of a fill.
+type point struct {
+	Services  int     `json:"services"`
+	PerSecond float64 `json:"perSecond"`
+	spread
+}
+
+// fill creates the Services from number first up to number end, each with its slice, as quickly as the server lets it.
+func (l *load) fill(ctx context.Context, first, end int) (filling, error) {
+	start := time.Now()
+	all, err := l.each(ctx, first, end, func(c *clientset.Clientset, i int) (time.Duration, error) {
+		took, err := createService(ctx, c, service("svc", i))
+		if err != nil {
+			return 0, err
+		}
+		_, err = c.DiscoveryV1().EndpointSlices(namespaceOf(i)).Create(ctx, slice("svc", i), metav1.CreateOptions{})
+		return took, err
+	})
+	return filling{took: time.Since(start), curve: curve(all, first, start)}, err
+}
+
+// curve divides a fill into tenths by when their Services were there.
+func curve(all samples, population int, start time.Time) []point {
+	all = slices.SortedFunc(slices.Values(all), func(a, b sample) int { return a.done.Compare(b.done) })
+	var out []point
+	for part := range slices.Chunk(all, max((len(all)+9)/10, 1)) {
+		population += len(part)
+		end := part[len(part)-1].done
+		out = append(out, point{Services: population, PerSecond: float64(len(part)) / end.Sub(start).Seconds(), spread: part.summary()})
+		start = end
+	}
+	return out
+}
+
+// churn creates and deletes Services, so that their number stays what it is, and returns what the creates took.
+func (l *load) churn(ctx context.Context, name string, creates int) (samples, error) {
+	return l.each(ctx, 0, creates, func(c *clientset.Clientset, i int) (time.Duration, error) {
+		took, err := createService(ctx, c, service(name, i))
+		if err != nil {
+			return 0, err
+		}
+		err = c.CoreV1().Services(namespaceOf(i)).Delete(ctx, service(name, i).Name, metav1.DeleteOptions{})
+		return took, err
+	})
+}
+
+// each hands the numbers from first up to end to the clients, each client working at one at a time. A refusal by the
+// server is counted and passed over; only what makes going on pointless is an error.
+func (l *load) each(ctx context.Context, first, end int,
+	do func(*clientset.Clientset, int) (time.Duration, error),
+) (samples, error) {
+	var next, refused, done atomic.Int64
+	next.Store(int64(first))
+	defer l.follow(&done, end-first)()
+	all := make([]samples, len(l.clients))
+	var workers sync.WaitGroup
+	for worker, client := range l.clients {
+		workers.Go(func() {
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= end || refused.Load() > int64(end-first)/2 {
+					return
+				}
+				took, err := do(client, i)
+				if err != nil {
+					refused.Add(1)
+					continue
+				}
+				all[worker] = append(all[worker], sample{took: took, done: time.Now()})
+				done.Add(1)
+			}
+		})
+	}
+	workers.Wait()
+	if refused.Load() > int64(end-first)/2 {
+		return nil, fmt.Errorf("more than half of %d requests failed, the first: %v", end-first, l.subject.failure.Load())
+	}
+	var out samples
+	for _, one := range all {
+		out = append(out, one...)
+	}
+	return out, ctx.Err()
+}
+
+// follow tells from time to time how far the work is, until what it returns is called.
+func (l *load) follow(done *atomic.Int64, of int) (stop func()) {
+	ended, quiet := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(quiet)
+		const every = 5 * time.Second
+		before := int64(0)
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(every):
+				now := done.Load()
+				l.say.progress("%d of %d, %.0f/s, %d failed requests", now, of, float64(now-before)/every.Seconds(), l.subject.failures.Load())
+				before = now
+			}
+		}
+	}()
+	return func() {
+		close(ended)
+		<-quiet
+	}
+}
+
+// createService returns how long the server took to create the Service.
+func createService(ctx context.Context, c *clientset.Clientset, svc *corev1.Service) (time.Duration, error) {
+	start := time.Now()
+	_, err := c.CoreV1().Services(svc.Namespace).Create(ctx, svc, metav1.CreateOptions{})
+	took := time.Since(start)
+	if apierrors.IsAlreadyExists(err) {
+		err = fmt.Errorf("it was created by a request that was answered with a failure: %w", err)
+	}
+	return took, err
+}
+
+func namespaceOf(i int) string { return fmt.Sprintf("bench-%d", i%namespaces) }
+
+// service is a Service as people write them.
+func service(name string, i int) *corev1.Service {
+	app := fmt.Sprintf("%s-%05d", name, i)
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: app, Namespace: namespaceOf(i),
+			Labels: map[string]string{"app.kubernetes.io/name": app, "app.kubernetes.io/part-of": "bench"},
+		},
+		Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"app.kubernetes.io/name": app},
+			Ports: []corev1.ServicePort{{
+				Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(8080),
+			}},
+		},
+	}
+}
+
+// slice is what the endpoint slice controller makes for a Service with two ready Pods.
+func slice(name string, i int) *discoveryv1.EndpointSlice {
+	app := fmt.Sprintf("%s-%05d", name, i)
+	yes, no, port, proto, portName := true, false, int32(8080), corev1.ProtocolTCP, "http"
+	var endpoints []discoveryv1.Endpoint
+	for pod := range 2 {
+		node := fmt.Sprintf("node-%d", (i+pod)%50)
+		endpoints = append(endpoints, discoveryv1.Endpoint{
+			Addresses:  []string{fmt.Sprintf("10.%d.%d.%d", 128+pod, i/250%250, i%250+1)},
+			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
+			NodeName:   &node,
+			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: namespaceOf(i), Name: fmt.Sprintf("%s-%d", app, pod)},
+		})
+	}
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: app + "-x7k2p", Namespace: namespaceOf(i),
+			Labels: map[string]string{
+				discoveryv1.LabelServiceName: app,
+				discoveryv1.LabelManagedBy:   "endpointslice-controller.k8s.io",
+			},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints:   endpoints,
+		Ports:       []discoveryv1.EndpointPort{{Name: &portName, Protocol: &proto, Port: &port}},
+	}
+}

@@ -1,0 +1,181 @@
+// Command api measures Portal's API server beside kube-apiserver: creating Services with an EndpointSlice each, listing
+// them and watching them, each server on a fresh etcd of the same version, on this machine, in one run. It knows both
+// servers only as processes and by their API.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"portal/test/harness"
+)
+
+// options are what can be chosen about a measurement.
+type options struct {
+	services int
+	clients  []int
+	servers  []string
+	samples  int
+	lists    int
+	watchers int
+	updates  int
+	output   string
+	profiles string
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	opts, err := parse(os.Args[1:], os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "bench-api:", err)
+		os.Exit(2)
+	}
+	met, err := run(ctx, opts, os.Stdout, os.Stderr)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench-api:", err)
+		os.Exit(2)
+	}
+	if !met {
+		os.Exit(1)
+	}
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	opts := options{servers: allServers()}
+	flags := flag.NewFlagSet("bench-api", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	clients := flags.String("clients", "16,24", "numbers of clients to create Services with, one run for each")
+	servers := flags.String("servers", strings.Join(opts.servers, ","), "servers to measure")
+	flags.IntVar(&opts.services, "n", 10_000, "Services to create; targets are meant for 10000")
+	flags.IntVar(&opts.samples, "samples", 1000, "creates that a p99 is taken from")
+	flags.IntVar(&opts.lists, "lists", 7, "lists that a median is taken from; 0 leaves lists out")
+	flags.IntVar(&opts.watchers, "watchers", 100, "watches that every update goes to; 0 leaves watches out")
+	flags.IntVar(&opts.updates, "updates", 500, "updates sent to the watches, one after the other and then from 16 clients")
+	flags.StringVar(&opts.output, "o", "table", "output: table or json")
+	flags.StringVar(&opts.profiles, "profile", "", "folder for CPU and heap profiles of the servers; taking them costs time")
+	if err := flags.Parse(args); err != nil {
+		return opts, err
+	}
+	for _, text := range strings.Split(*clients, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			return opts, fmt.Errorf("-clients %q: must be numbers from 1 on, e.g. 16,24", *clients)
+		}
+		opts.clients = append(opts.clients, n)
+	}
+	opts.servers = strings.Split(*servers, ",")
+	for _, name := range opts.servers {
+		if !slices.Contains(allServers(), name) {
+			return opts, fmt.Errorf("-servers %q: must be among %s", name, strings.Join(allServers(), ","))
+		}
+	}
+	switch {
+	case flags.NArg() > 0:
+		return opts, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	case opts.output != "table" && opts.output != "json":
+		return opts, fmt.Errorf("-o %q: must be table or json", opts.output)
+	case opts.services <= fewServices:
+		return opts, fmt.Errorf("-n %d: must be more than %d", opts.services, fewServices)
+	case opts.samples < 1 || opts.lists < 0 || opts.watchers < 0 || opts.updates < 1:
+		return opts, errors.New("-samples and -updates must be at least 1, -lists and -watchers at least 0")
+	}
+	return opts, nil
+}
+
+// checkBinaries finds out before minutes of work whether everything is there.
+func checkBinaries(servers []string) error {
+	need := map[string]string{}
+	for _, name := range servers {
+		if name == kubernetes {
+			need[harness.Peer("kube-apiserver")] = "make peers"
+		} else {
+			need[harness.Portal()] = "make build"
+		}
+		if name != portalEmbedded {
+			need[harness.Peer("etcd")] = "make peers"
+		}
+	}
+	for path, remedy := range need {
+		if _, err := os.Stat(path); err != nil {
+			return fmt.Errorf("%s is missing: run %s", path, remedy)
+		}
+	}
+	return nil
+}
+
+// run measures every server with every number of clients, and says whether Portal met all targets.
+func run(ctx context.Context, opts options, stdout, stderr io.Writer) (bool, error) {
+	if err := checkBinaries(opts.servers); err != nil {
+		return false, err
+	}
+	say := newTeller(stderr)
+	report := &report{Services: opts.services, Samples: opts.samples, Watchers: opts.watchers, Started: time.Now()}
+	for round, clients := range opts.clients {
+		order := slices.Clone(opts.servers)
+		if round%2 == 1 {
+			slices.Reverse(order) // what the machine does meanwhile should not always meet the same server
+		}
+		for _, name := range order {
+			// Reads don't depend on how many clients had written.
+			result, err := measure(ctx, opts, name, clients, round == 0, say)
+			if err != nil {
+				return false, fmt.Errorf("%s with %d clients: %w", name, clients, err)
+			}
+			report.Results = append(report.Results, result)
+		}
+	}
+	report.judge()
+	if opts.output == "json" {
+		return report.Met, report.writeJSON(stdout)
+	}
+	return report.Met, report.writeTable(stdout)
+}
+
+// measure starts a server, takes every figure from it and ends it.
+func measure(ctx context.Context, opts options, name string, clients int, reads bool, say *teller) (*result, error) {
+	say.about("%s, %d clients", name, clients)
+	dir, err := os.MkdirTemp("", "bench-api-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	say.progress("starting")
+	subject, err := startSubject(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	defer subject.stop()
+	out := &result{Server: name, Clients: clients}
+	load, err := newLoad(ctx, subject, clients, say)
+	if err != nil {
+		return nil, err
+	}
+	if err := load.measure(ctx, opts, out); err != nil {
+		return nil, err
+	}
+	if reads && opts.lists > 0 {
+		if out.Lists, err = measureLists(ctx, subject, opts.lists, say); err != nil {
+			return nil, err
+		}
+	}
+	if reads && opts.watchers > 0 {
+		if out.Watch, err = measureWatches(ctx, subject, opts.watchers, opts.updates, say); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	clientset "k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"portal/test/harness"
+)
+
+const (
+	kubernetes     = "kube-apiserver"
+	portal         = "portal"
+	portalEmbedded = "portal-embedded"
+)
+
+// allServers are what can be measured: the first is what the others are compared with.
+func allServers() []string { return []string{kubernetes, portal, portalEmbedded} }
+
+// subject is a running API server with the etcd that it keeps its objects in.
+type subject struct {
+	name     string
+	api      *harness.API
+	etcd     *harness.Etcd // nil where it is part of the server's process
+	failures atomic.Int64  // answers of 400 and above, and requests without an answer
+	failure  atomic.Value  // the first of them, as a string
+}
+
+func startSubject(dir, name string) (*subject, error) {
+	s := &subject{name: name}
+	var servers []string
+	if name != portalEmbedded {
+		members, err := harness.StartEtcd(dir, 1)
+		if err != nil {
+			return nil, err
+		}
+		s.etcd = members[0]
+		servers = []string{"--etcd-servers", s.etcd.ClientURL}
+	}
+	var err error
+	if name == kubernetes {
+		s.api, err = harness.StartKubeAPIServer(dir, s.etcd.ClientURL)
+	} else {
+		// Both know the client by a token: a certificate would cost each another amount.
+		tokens := filepath.Join(dir, "portal-tokens.csv")
+		if err := os.WriteFile(tokens, []byte(harness.KubeToken+",admin,1,system:masters\n"), 0o600); err != nil {
+			return nil, err
+		}
+		// kube-apiserver has no controllers in it either.
+		s.api, err = harness.StartPortal(dir, append(servers, "--token-auth-file", tokens, "--controllers", "none")...)
+	}
+	if err != nil {
+		s.stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *subject) stop() {
+	if s.api != nil {
+		s.api.Kill()
+	}
+	if s.etcd != nil {
+		s.etcd.Kill()
+	}
+}
+
+// config is how one client of its own process would reach the server: protobuf, HTTP/2, a connection of its own.
+func (s *subject) config() *rest.Config {
+	dialer := &net.Dialer{Timeout: 10 * time.Second}
+	return &rest.Config{
+		Host:            s.api.URL,
+		BearerToken:     harness.KubeToken,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true},
+		ContentConfig: rest.ContentConfig{
+			ContentType:        runtime.ContentTypeProtobuf,
+			AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
+		},
+		QPS:     -1,
+		Timeout: 2 * time.Minute,
+		// client-go shares a connection among clients with the same settings; a dialer of their own keeps them apart.
+		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return dialer.DialContext(ctx, network, address)
+		},
+		// client-go tries again by itself after some failures. Here every one counts.
+		WrapTransport: func(inner http.RoundTripper) http.RoundTripper { return &failureCounter{inner, s} },
+	}
+}
+
+func (s *subject) client() (*clientset.Clientset, error) { return clientset.NewForConfig(s.config()) }
+
+// failureCounter sees every answer before client-go decides what to make of it.
+type failureCounter struct {
+	http.RoundTripper
+	subject *subject
+}
+
+func (f *failureCounter) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := f.RoundTripper.RoundTrip(req)
+	switch {
+	case err != nil && req.Context().Err() == nil:
+		f.subject.failed(fmt.Sprintf("%s %s: %v", req.Method, req.URL.Path, err))
+	case err == nil && resp.StatusCode >= http.StatusBadRequest:
+		f.subject.failed(fmt.Sprintf("%s %s: %s", req.Method, req.URL.Path, resp.Status))
+	}
+	return resp, err
+}
+
+func (s *subject) failed(what string) {
+	s.failures.Add(1)
+	s.failure.CompareAndSwap(nil, what)
+}
+
+// usage is what the server, the etcd beside it if it has one, and the clients have used so far.
+func (s *subject) usage() (usage, error) {
+	var out usage
+	var err error
+	if out.Server, err = readProcess(s.api.Pid()); err != nil {
+		return out, err
+	}
+	if out.Clients, err = readProcess(os.Getpid()); err != nil {
+		return out, err
+	}
+	if s.etcd != nil {
+		out.Etcd, err = readProcess(s.etcd.Pid())
+	}
+	return out, err
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// killResult is how a change of leaders went.
+type killResult struct {
+	takeover time.Duration // from the leader's death to the first slice written after it
+	oldest   time.Duration // how long an endpoint of a dead Pod stayed
+}
+
+// killLeader runs two of Portal's controllers, rolls Pods over, and kills the leader in the middle.
+func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
+	var r killResult
+	say("portal: two of them, and a rollover of %d Pods", c.killRoll)
+	first, err := c.startPortal()
+	if err != nil {
+		return r, err
+	}
+	defer first.kill()
+	if err := c.waitForLeader(ctx); err != nil {
+		return r, err
+	}
+	second, err := c.startPortal()
+	if err != nil {
+		return r, err
+	}
+	defer second.kill()
+	if err := c.seen.until(ctx, 5*time.Minute, c.allWritten); err != nil {
+		return r, err
+	}
+	if err := c.quiet(ctx); err != nil {
+		return r, err
+	}
+	var killed time.Time
+	var watch sync.WaitGroup
+	err = c.rollMembers(ctx, func(done int) {
+		if done != c.killRoll/2 {
+			return
+		}
+		killed = time.Now()
+		first.kill()
+		watch.Go(func() {
+			// What the leader had sent may still arrive; the standby can't write before the Lease has run out.
+			time.Sleep(time.Second)
+			from := time.Now()
+			_ = c.seen.until(ctx, time.Minute, func(o *observer) bool { return o.last.After(from) })
+			r.takeover = time.Since(killed)
+		})
+	})
+	watch.Wait()
+	if err != nil {
+		return r, err
+	}
+	if err := c.seen.until(ctx, 2*time.Minute, c.allWritten); err != nil {
+		return r, fmt.Errorf("the end state is wrong: %w", err)
+	}
+	if err := c.seen.until(ctx, time.Minute, func(o *observer) bool { return len(o.dead) == 0 }); err != nil {
+		return r, errors.New("endpoints of dead Pods stay")
+	}
+	r.oldest = c.seen.oldest
+	return r, nil
+}
+
+func (c *cluster) waitForLeader(ctx context.Context) error {
+	for range 300 {
+		lease, err := c.client.CoordinationV1().Leases("kube-system").Get(ctx, "portal-controllers", metav1.GetOptions{})
+		if err == nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity != "" {
+			return nil
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return errors.New("nobody leads within 30 s")
+}
+
+// rollMembers replaces Pods of many Services; done is told how many are.
+func (c *cluster) rollMembers(ctx context.Context, done func(int)) error {
+	c.generation++
+	var mu sync.Mutex
+	count := 0
+	return each(ctx, c.killRoll, func(i int) error {
+		service := i % c.services
+		slot := i / c.services % len(c.members[service])
+		namespace, old := c.namespaceOf(service), c.members[service][slot]
+		next := fmt.Sprintf("k%d-%d", i, c.generation)
+		if err := c.createPod(ctx, namespace, next, serviceName(service), 2_000_000+i); err != nil {
+			return err
+		}
+		if err := c.client.CoreV1().Pods(namespace).Delete(ctx, old, *metav1.NewDeleteOptions(0)); err != nil {
+			return err
+		}
+		c.seen.died(namespace + "/" + old)
+		mu.Lock()
+		defer mu.Unlock()
+		c.members[service][slot] = next
+		count++
+		done(count)
+		return nil
+	})
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/workqueue" // the queues' own metrics
+
+	"portal/internal/controllers"
+)
+
+// controllersOptions are the flags of `portal controllers`.
+type controllersOptions struct {
+	kubeconfig, server, metricsAddress string
+	controllers, clusterCIDRs          []string
+	config                             controllers.Config
+	logs                               logOptions
+
+	elect    bool
+	election controllers.Election
+}
+
+func newControllersCommand() *cobra.Command {
+	o := controllersOptions{election: controllers.DefaultElection()}
+	cmd := &cobra.Command{
+		Use:   "controllers",
+		Short: "Run the controllers alone, against any Kubernetes API server",
+		Long: `Run the controllers alone: Endpoints and EndpointSlices of Services, the life cycle of namespaces and nodes, and
+the collection of garbage. Several can stand by: one leads, and another takes over when it is gone.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	f := cmd.Flags()
+	o.logs.addFlags(f)
+	f.StringVar(&o.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "file that says where the API server is and who we are; without one, that of the Pod we are in")
+	f.StringVar(&o.server, "master", "", "the API server's URL, instead of the kubeconfig's")
+	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, fmt.Sprintf("which to run, of %v: * is all, none is none, -name leaves one out", controllers.Names()))
+	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "ranges of the Pods' addresses, cut up for the nodes: at most one IPv4 and one IPv6; none leaves nodes alone")
+	f.IntVar(&o.config.NodeCIDRMaskSizeIPv4, "node-cidr-mask-size-ipv4", 24, "prefix length of a node's IPv4 part of --cluster-cidr")
+	f.IntVar(&o.config.NodeCIDRMaskSizeIPv6, "node-cidr-mask-size-ipv6", 64, "prefix length of a node's IPv6 part of --cluster-cidr")
+	f.IntVar(&o.config.MaxEndpointsPerSlice, "max-endpoints-per-slice", 100, "endpoints in one EndpointSlice at most, up to 1000")
+	f.IntVar(&o.config.MaxEndpointsPerSubset, "mirroring-max-endpoints-per-subset", 1000, "addresses of a subset of hand-made Endpoints that are mirrored at most")
+	f.IntVar(&o.config.SliceWorkers, "concurrent-service-endpoint-syncs", 16, "Services whose EndpointSlices are worked on at a time")
+	f.IntVar(&o.config.EndpointsWorkers, "concurrent-endpoint-syncs", 2, "Services whose Endpoints are worked on at a time")
+	f.DurationVar(&o.config.NodeGracePeriod, "node-monitor-grace-period", 50*time.Second, "how long a node may go without renewing its Lease before it counts as lost")
+	f.DurationVar(&o.config.NodeMonitorPeriod, "node-monitor-period", 5*time.Second, "how often the nodes' Leases are looked at")
+	f.IntVar(&o.config.FinishedPods, "terminated-pod-gc-threshold", 12500, "finished Pods that are kept; more are deleted, the oldest first; negative keeps all")
+	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "host:port for /metrics and /healthz; empty serves none")
+	f.BoolVar(&o.elect, "leader-elect", true, "stand by until the others' Lease has run out")
+	f.StringVar(&o.election.Namespace, "leader-elect-resource-namespace", o.election.Namespace, "namespace of that Lease")
+	f.StringVar(&o.election.Name, "leader-elect-resource-name", o.election.Name, "name of that Lease")
+	f.DurationVar(&o.election.Lease, "leader-elect-lease-duration", o.election.Lease, "how long the Lease of a leader that is gone keeps the others waiting")
+	f.DurationVar(&o.election.Renew, "leader-elect-renew-deadline", o.election.Renew, "how long a leader tries to renew its Lease before it gives up")
+	f.DurationVar(&o.election.Retry, "leader-elect-retry-period", o.election.Retry, "how long it and the others wait between two tries")
+	return cmd
+}
+
+// complete turns what was typed into what is run. Its errors are the user's.
+func (o *controllersOptions) complete() (controllers.Selection, error) {
+	selection, err := controllers.ParseSelection(o.controllers)
+	if err != nil {
+		return selection, err
+	}
+	for _, text := range o.clusterCIDRs {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return selection, fmt.Errorf("--cluster-cidr %q: must be a range like 10.244.0.0/16", text)
+		}
+		o.config.ClusterCIDRs = append(o.config.ClusterCIDRs, prefix)
+	}
+	if err := o.election.Validate(); err != nil {
+		return selection, err
+	}
+	if o.config.REST, err = clientcmd.BuildConfigFromFlags(o.server, o.kubeconfig); err != nil {
+		return selection, fmt.Errorf("--kubeconfig %q: %w", o.kubeconfig, err)
+	}
+	return selection, o.config.Validate()
+}
+
+func (o *controllersOptions) run(ctx context.Context) error {
+	if err := o.logs.apply(); err != nil {
+		return usageError{err}
+	}
+	selection, err := o.complete()
+	if err != nil {
+		return usageError{err}
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	if o.metricsAddress != "" {
+		ended, err := serveMetrics(ctx, o.metricsAddress)
+		if err != nil {
+			return usageError{fmt.Errorf("--metrics-bind-address %s: %w", o.metricsAddress, err)}
+		}
+		defer func() { stop(); <-ended }()
+	}
+	if !o.elect {
+		return controllers.Run(ctx, o.config, selection)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	o.election.Identity = fmt.Sprintf("%s_%s", host, uuid.NewUUID())
+	return controllers.Lead(ctx, o.config, selection, o.election)
+}
+
+func serveMetrics(ctx context.Context, address string) (ended <-chan struct{}, err error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", legacyregistry.Handler())
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = server.Serve(listener)
+	}()
+	context.AfterFunc(ctx, func() { server.Close() })
+	return done, nil
+}

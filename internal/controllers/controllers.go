@@ -1,0 +1,165 @@
+// Package controllers runs the loops that turn what users asked for into the objects that nodes read: Endpoints and
+// EndpointSlices first of all. It talks to an API server and to nothing else; any number of other writers may too.
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// Config is how the controllers run. Only REST has no default.
+type Config struct {
+	// REST is the way to the API server. It isn't changed; its rate limits are not used: the API server's own
+	// flow control is the judge of what is too much.
+	REST *rest.Config
+
+	// MaxEndpointsPerSlice bounds an EndpointSlice made for a selector (100; at most 1000), and
+	// MaxEndpointsPerSubset what is mirrored of a hand-made subset (1000).
+	MaxEndpointsPerSlice  int
+	MaxEndpointsPerSubset int
+
+	// ClusterCIDRs are cut into the nodes' Pod ranges; at most one of a family, none turns that off. The mask sizes
+	// are those of the parts (24 and 64).
+	ClusterCIDRs                               []netip.Prefix
+	NodeCIDRMaskSizeIPv4, NodeCIDRMaskSizeIPv6 int
+	// ServiceCIDRs are never handed to nodes.
+	ServiceCIDRs []netip.Prefix
+
+	// NodeGracePeriod is how long a node may be silent (50 s), NodeMonitorPeriod how often that is looked at (5 s).
+	NodeGracePeriod, NodeMonitorPeriod time.Duration
+	// FinishedPods is how many finished Pods are kept (12500); negative: all.
+	FinishedPods int
+
+	// SliceWorkers and EndpointsWorkers are how many Services are worked on at a time (16 and 2). Slices are what
+	// proxies read, so at a start with many Services they come first.
+	SliceWorkers, EndpointsWorkers int
+
+	// Own are further controllers, of the caller's, by name. They run if they are selected.
+	Own map[string]func(context.Context) error
+
+	// Clock is the wall clock if nil.
+	Clock clock.WithTicker
+
+	// Ready, if not nil, is called once: when everything that was there has been seen and work begins.
+	Ready func()
+}
+
+func (c Config) complete() (Config, error) {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.MaxEndpointsPerSlice, 100)
+	def(&c.MaxEndpointsPerSubset, 1000)
+	def(&c.NodeCIDRMaskSizeIPv4, 24)
+	def(&c.NodeCIDRMaskSizeIPv6, 64)
+	def(&c.FinishedPods, 12500)
+	def(&c.SliceWorkers, 16)
+	def(&c.EndpointsWorkers, 2)
+	if c.NodeGracePeriod == 0 {
+		c.NodeGracePeriod = 50 * time.Second
+	}
+	if c.NodeMonitorPeriod == 0 {
+		c.NodeMonitorPeriod = 5 * time.Second
+	}
+	if c.Clock == nil {
+		c.Clock = clock.RealClock{}
+	}
+	if c.REST == nil {
+		return c, errors.New("controllers need a way to the API server")
+	}
+	for _, limit := range []struct {
+		name  string
+		value int
+	}{{"endpoints per slice", c.MaxEndpointsPerSlice}, {"endpoints per mirrored subset", c.MaxEndpointsPerSubset}} {
+		if limit.value < 1 || limit.value > 1000 {
+			return c, fmt.Errorf("%d %s: it must be from 1 to 1000", limit.value, limit.name)
+		}
+	}
+	return c, nil
+}
+
+// Validate tells what is wrong with a configuration, before anything is started.
+func (c Config) Validate() error {
+	c, err := c.complete()
+	if err != nil {
+		return err
+	}
+	_, err = c.ranges()
+	return err
+}
+
+// Run runs the selected controllers until ctx ends, and returns when all it started has ended. An error means that it
+// could not begin, or that a controller ended before its time.
+func Run(ctx context.Context, cfg Config, selection Selection) error {
+	cfg, err := cfg.complete()
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	shared, err := newShared(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer shared.close()
+	running := map[string]runner{}
+	for _, c := range registry {
+		if !selection.Has(c.name) {
+			continue
+		}
+		if running[c.name], err = c.make(shared); err != nil {
+			return fmt.Errorf("controller %s: %w", c.name, err)
+		}
+	}
+	for name, run := range cfg.Own {
+		if selection.Has(name) {
+			running[name] = runFunc(run)
+		}
+	}
+	var done sync.WaitGroup
+	defer done.Wait()
+	defer stop(nil)
+	if len(running) == 0 {
+		ready(cfg)
+		<-ctx.Done()
+		return nil
+	}
+	if err := shared.start(ctx, &done); err != nil {
+		return err
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), shared.synced()...) {
+		return nil
+	}
+	klog.FromContext(ctx).V(1).Info("Controllers have seen everything", "controllers", selection.String())
+	for name, r := range running {
+		done.Go(func() {
+			if err := r.Run(ctx); err != nil && ctx.Err() == nil {
+				stop(fmt.Errorf("controller %s: %w", name, err))
+			}
+		})
+	}
+	ready(cfg)
+	<-ctx.Done()
+	done.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return nil
+}
+
+func ready(cfg Config) {
+	if cfg.Ready != nil {
+		cfg.Ready()
+	}
+}

@@ -1,0 +1,242 @@
+// Package endpoints keeps the Endpoints object of every Service that has a selector. It reads Services and Pods, and
+// writes Endpoints; EndpointSlices are no business of its.
+package endpoints
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/tools/record"
+	endpointsliceutil "k8s.io/endpointslice/util"
+
+	"portal/internal/controllers/membership"
+	"portal/internal/controllers/queue"
+	"portal/internal/controllers/subsets"
+)
+
+const (
+	// LabelManagedBy says who writes an Endpoints object.
+	LabelManagedBy = "endpoints.kubernetes.io/managed-by"
+	// Name is this controller's as LabelManagedBy's value.
+	Name = "endpoint-controller"
+
+	truncated = "truncated"
+
+	// A change to Endpoints that wasn't made here is put right after this time: at once would fight a person who is
+	// trying something out, and whoever else believes to be the leader.
+	foreignChangeDelay = time.Minute
+)
+
+// Deps are what the controller needs.
+type Deps struct {
+	Client    kubernetes.Interface
+	Recorder  record.EventRecorder
+	Members   *membership.Watch
+	Services  corelisters.ServiceLister
+	Endpoints cache.SharedIndexInformer
+	Workers   int
+}
+
+// Controller writes Endpoints.
+type Controller struct {
+	Deps
+	lister  corelisters.EndpointsLister
+	queue   *queue.Queue
+	trigger *endpointsliceutil.TriggerTimeTracker
+	wrote   ledger
+}
+
+// New makes the controller and subscribes it; Run starts it once the informers it was given have synced.
+func New(deps Deps) (*Controller, error) {
+	c := &Controller{
+		Deps:    deps,
+		lister:  corelisters.NewEndpointsLister(deps.Endpoints.GetIndexer()),
+		trigger: endpointsliceutil.NewTriggerTimeTracker(),
+	}
+	c.queue = queue.New(queue.Options{
+		Name:       "endpoint",
+		WritePause: 100 * time.Millisecond, MaxWritePause: time.Second,
+	}, c.sync)
+	deps.Members.Subscribe(c.queue.Add)
+	_, err := deps.Endpoints.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { c.wrote.see(obj.(*corev1.Endpoints)) },
+		UpdateFunc: func(_, obj any) { c.changed(obj.(*corev1.Endpoints)) },
+		DeleteFunc: func(obj any) {
+			if gone := membership.Deleted[*corev1.Endpoints](obj); gone != nil {
+				c.wrote.forget(keyOf(gone))
+				c.queue.Add(keyOf(gone))
+			}
+		},
+	})
+	return c, err
+}
+
+func keyOf(obj metav1.Object) queue.Key {
+	return queue.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
+}
+
+func (c *Controller) changed(now *corev1.Endpoints) {
+	if ours := c.wrote.see(now); !ours && now.Labels[LabelManagedBy] == Name {
+		c.queue.AddAfter(keyOf(now), foreignChangeDelay)
+	}
+}
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) error {
+	// A Service may have gone while nobody was looking; its Endpoints follow it now. Those that old leader
+	// elections used as their lock never had a Service.
+	for _, obj := range c.Endpoints.GetStore().List() {
+		e := obj.(*corev1.Endpoints)
+		if _, lock := e.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]; !lock {
+			c.queue.Add(keyOf(e))
+		}
+	}
+	var done sync.WaitGroup
+	done.Go(func() { c.lookAgain(ctx) })
+	done.Go(func() { c.queue.Run(ctx, max(c.Workers, 1)) })
+	done.Wait()
+	return nil
+}
+
+// lookAgain has those looked at again whose last write the informer should have seen and has not.
+func (c *Controller) lookAgain(ctx context.Context) {
+	ticker := time.NewTicker(patience / 3)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for _, key := range c.wrote.overdue() {
+			c.queue.Add(key)
+		}
+	}
+}
+
+func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, error) {
+	svc, err := c.Services.Services(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		return queue.Result{}, c.serviceGone(ctx, key)
+	} else if err != nil {
+		return queue.Result{}, err
+	}
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.Selector == nil {
+		return queue.Result{}, nil // whoever made the Service makes its Endpoints
+	}
+	pods := c.Members.Pods(key)
+	// Asked even if nothing is written: the tracker learns from each look which Pod changed since.
+	since := c.trigger.ComputeEndpointLastChangeTriggerTime(key.Namespace, svc, pods)
+	current, err := c.current(key)
+	if err != nil {
+		return queue.Result{}, err
+	}
+	next := desired(svc, pods, current, since)
+	if next == nil {
+		return queue.Result{}, nil
+	}
+	return queue.Result{Writes: 1}, c.write(ctx, svc, current, next)
+}
+
+func (c *Controller) serviceGone(ctx context.Context, key queue.Key) error {
+	err := c.Client.CoreV1().Endpoints(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting the Endpoints of the deleted Service %s: %w", key, err)
+	}
+	c.trigger.DeleteService(key.Namespace, key.Name)
+	c.wrote.forget(key)
+	return nil
+}
+
+// current is the newest state known: what the informer has, or what was written here and the informer has yet to see.
+func (c *Controller) current(key queue.Key) (*corev1.Endpoints, error) {
+	seen, err := c.lister.Endpoints(key.Namespace).Get(key.Name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, err
+	}
+	return c.wrote.newest(key, seen), nil
+}
+
+func (c *Controller) write(ctx context.Context, svc *corev1.Service, current, next *corev1.Endpoints) error {
+	client := c.Client.CoreV1().Endpoints(svc.Namespace)
+	var written *corev1.Endpoints
+	var err error
+	doing, reason := "creating", "FailedToCreateEndpoint"
+	if current == nil {
+		written, err = client.Create(ctx, next, metav1.CreateOptions{})
+		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return nil // no try will ever succeed
+		}
+	} else {
+		doing, reason = "updating", "FailedToUpdateEndpoint"
+		written, err = client.Update(ctx, next, metav1.UpdateOptions{})
+	}
+	if err == nil {
+		c.wrote.note(keyOf(svc), written)
+		return nil
+	}
+	// Whatever was believed about the object's state may be why it failed.
+	c.wrote.forget(keyOf(svc))
+	if !outpaced(err) && ctx.Err() == nil {
+		c.Recorder.Eventf(svc, corev1.EventTypeWarning, reason, "%s the Endpoints of Service %s/%s failed: %v", doing, svc.Namespace, svc.Name, err)
+	}
+	return fmt.Errorf("%s Endpoints %s/%s: %w", doing, svc.Namespace, svc.Name, err)
+}
+
+// outpaced tells errors that only mean that the informer is behind: the next look knows better.
+func outpaced(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+}
+
+// desired is the Endpoints object that should be there, or nil if the current one is right.
+func desired(svc *corev1.Service, pods []*corev1.Pod, current *corev1.Endpoints, since time.Time) *corev1.Endpoints {
+	want := Subsets(svc, pods)
+	over := subsets.Truncate(want)
+	labels := wantedLabels(svc)
+	if current != nil {
+		_, marked := current.Annotations[corev1.EndpointsOverCapacity]
+		if marked == over && maps.Equal(current.Labels, labels) && equal(subsets.Pack(current.Subsets), want) {
+			return nil
+		}
+	}
+	next := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: svc.Namespace, Name: svc.Name}}
+	if current != nil {
+		next = current.DeepCopy()
+	}
+	next.Subsets, next.Labels = want, labels
+	if next.Annotations == nil {
+		next.Annotations = map[string]string{}
+	}
+	set(next.Annotations, corev1.EndpointsOverCapacity, truncated, over)
+	set(next.Annotations, corev1.EndpointsLastChangeTriggerTime, since.UTC().Format(time.RFC3339Nano), !since.IsZero())
+	return next
+}
+
+func set(m map[string]string, key, value string, present bool) {
+	if present {
+		m[key] = value
+	} else {
+		delete(m, key)
+	}
+}
+
+func wantedLabels(svc *corev1.Service) map[string]string {
+	labels := make(map[string]string, len(svc.Labels)+2)
+	maps.Copy(labels, svc.Labels)
+	set(labels, corev1.IsHeadlessService, "", svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone)
+	labels[LabelManagedBy] = Name
+	return labels
+}
+
+func equal(a, b []corev1.EndpointSubset) bool { return apiequality.Semantic.DeepEqual(a, b) }

@@ -1,0 +1,183 @@
+// Package endpointslice keeps the EndpointSlices of every Service that has a selector. What goes into which slice is
+// decided by k8s.io/endpointslice; this package decides when, and knows nothing of Endpoints.
+package endpointslice
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/endpointslice"
+	"k8s.io/endpointslice/metrics"
+	"k8s.io/endpointslice/topologycache"
+	endpointsliceutil "k8s.io/endpointslice/util"
+	"k8s.io/klog/v2"
+
+	"portal/internal/controllers/membership"
+	"portal/internal/controllers/queue"
+	"portal/internal/controllers/sliceview"
+)
+
+const (
+	// Name is this controller's as the value of the managed-by label.
+	Name = "endpointslice-controller.k8s.io"
+
+	// ByNode is the index of the Pods informer: the node that a Pod is on.
+	ByNode = "node"
+
+	// A change to a slice that wasn't made here is put right after this time, so that several slices changed in a
+	// row are put right together.
+	foreignChangeDelay = time.Second
+	// A slice that was written and doesn't show up is looked for again after this time, should no event come.
+	staleDelay = time.Second
+)
+
+// Deps are what the controller needs.
+type Deps struct {
+	Client   kubernetes.Interface
+	Recorder record.EventRecorder
+	Members  *membership.Watch
+	Services corelisters.ServiceLister
+	Slices   cache.SharedIndexInformer // with the index sliceview.ByService
+	Pods     cache.SharedIndexInformer // with the index ByNode
+	Nodes    cache.SharedIndexInformer
+
+	MaxEndpointsPerSlice int
+	Workers              int
+}
+
+// Controller writes EndpointSlices.
+type Controller struct {
+	Deps
+	queue      *queue.Queue
+	topology   *topologycache.TopologyCache
+	nodes      *queue.Queue // one key: the nodes as a whole
+	view       *sliceview.View
+	trigger    *endpointsliceutil.TriggerTimeTracker
+	reconciler *endpointslice.Reconciler
+	writes     *countingClient
+	stale      parked
+}
+
+// New makes the controller and subscribes it; Run starts it once the informers it was given have synced.
+func New(deps Deps) (*Controller, error) {
+	metrics.RegisterMetrics()
+	c := &Controller{
+		Deps:     deps,
+		topology: topologycache.NewTopologyCache(),
+		trigger:  endpointsliceutil.NewTriggerTimeTracker(),
+		view: &sliceview.View{
+			Client: deps.Client, Slices: deps.Slices, ManagedBy: Name, Tracker: endpointsliceutil.NewEndpointSliceTracker(),
+		},
+	}
+	c.writes = newCountingClient(deps.Client, c.view.Wrote)
+	c.reconciler = endpointslice.NewReconciler(c.writes, corelisters.NewNodeLister(deps.Nodes.GetIndexer()),
+		int32(deps.MaxEndpointsPerSlice), c.view.Tracker, c.topology, deps.Recorder, Name,
+		endpointslice.WithPreferSameTrafficDistributionEnabled(true))
+	c.queue = queue.New(queue.Options{
+		Name:       "endpoint_slice",
+		WritePause: 100 * time.Millisecond, MaxWritePause: time.Second,
+	}, c.sync)
+	c.nodes = queue.New(queue.Options{Name: "endpoint_slice_topology"}, c.syncNodes)
+	deps.Members.Subscribe(c.queue.Add)
+	return c, c.watch()
+}
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) error {
+	var done sync.WaitGroup
+	done.Go(func() { c.nodes.Run(ctx, 1) })
+	done.Go(func() { c.view.Watch(ctx, c.queue.Add) })
+	done.Go(func() { c.queue.Run(ctx, max(c.Workers, 1)) })
+	done.Wait()
+	return nil
+}
+
+func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, error) {
+	result, err := c.reconcile(ctx, key)
+	outcome := "success"
+	switch {
+	case err != nil:
+		outcome = "error"
+	case result.Again == staleDelay:
+		outcome = "stale"
+	}
+	metrics.EndpointSliceSyncs.WithLabelValues(outcome).Inc()
+	return result, err
+}
+
+func (c *Controller) reconcile(ctx context.Context, key queue.Key) (queue.Result, error) {
+	svc, err := c.Services.Services(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		// Its slices go by their owner references.
+		c.trigger.DeleteService(key.Namespace, key.Name)
+		c.reconciler.DeleteService(key.Namespace, key.Name)
+		c.view.Forget(key)
+		return queue.Result{}, nil
+	} else if err != nil {
+		return queue.Result{}, err
+	}
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.Selector == nil {
+		return queue.Result{}, nil // whoever made the Service makes its slices
+	}
+	// Parked first: an event between the look and the parking would be missed.
+	c.stale.park(key)
+	existing, fresh, err := c.view.Of(ctx, svc)
+	if err == nil && !fresh {
+		return queue.Result{Again: staleDelay}, nil
+	}
+	c.stale.leave(key)
+	if err != nil {
+		return queue.Result{}, err
+	}
+
+	pods := c.onKnownNodes(svc, c.Members.Pods(key))
+	// Asked even if nothing is written: the tracker learns from each look which Pod changed since.
+	since := c.trigger.ComputeEndpointLastChangeTriggerTime(key.Namespace, svc, pods)
+	err = c.reconciler.Reconcile(klog.FromContext(ctx), svc, pods, existing, since)
+	result := queue.Result{Writes: c.writes.take(key)}
+	if err != nil {
+		if !apierrors.IsConflict(err) && ctx.Err() == nil {
+			c.Recorder.Eventf(svc, corev1.EventTypeWarning, "FailedToUpdateEndpointSlices",
+				"updating the EndpointSlices of Service %s failed: %v", key, err)
+		}
+		return result, fmt.Errorf("EndpointSlices of %s: %w", key, err)
+	}
+	return result, nil
+}
+
+// onKnownNodes leaves out the Pods whose node isn't there. They come back with their node, whose event has them
+// looked at; to the reconciler they would be a failure that is tried again and again.
+func (c *Controller) onKnownNodes(svc *corev1.Service, pods []*corev1.Pod) []*corev1.Pod {
+	if svc.Spec.PublishNotReadyAddresses {
+		return pods
+	}
+	return slices.DeleteFunc(pods, func(pod *corev1.Pod) bool {
+		_, known, err := c.Nodes.GetStore().GetByKey(pod.Spec.NodeName)
+		return err == nil && !known
+	})
+}
+
+// syncNodes tells the topology cache about the nodes, and has those Services looked at whose hints no longer fit.
+func (c *Controller) syncNodes(ctx context.Context, _ queue.Key) (queue.Result, error) {
+	var nodes []*corev1.Node
+	for _, obj := range c.Nodes.GetStore().List() {
+		nodes = append(nodes, obj.(*corev1.Node))
+	}
+	c.topology.SetNodes(klog.FromContext(ctx), nodes)
+	for _, key := range c.topology.GetOverloadedServices() {
+		namespace, name, err := cache.SplitMetaNamespaceKey(key)
+		if err == nil {
+			c.queue.Add(queue.Key{Namespace: namespace, Name: name})
+		}
+	}
+	return queue.Result{}, nil
+}

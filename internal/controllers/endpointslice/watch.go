@@ -1,0 +1,140 @@
+package endpointslice
+
+import (
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"portal/internal/controllers/membership"
+	"portal/internal/controllers/queue"
+	"portal/internal/controllers/sliceview"
+)
+
+var allNodes = queue.Key{Name: "nodes"}
+
+func (c *Controller) watch() error {
+	_, err := c.Slices.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { c.sliceChanged(nil, obj.(*discovery.EndpointSlice)) },
+		UpdateFunc: func(old, obj any) { c.sliceChanged(old.(*discovery.EndpointSlice), obj.(*discovery.EndpointSlice)) },
+		DeleteFunc: func(obj any) {
+			if gone := membership.Deleted[*discovery.EndpointSlice](obj); gone != nil {
+				c.sliceGone(gone)
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = c.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { c.nodeChanged(nil, obj.(*corev1.Node)) },
+		UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) },
+		DeleteFunc: func(obj any) {
+			if gone := membership.Deleted[*corev1.Node](obj); gone != nil {
+				c.nodes.Add(allNodes)
+				c.touchPodsOn(gone.Name)
+			}
+		},
+	})
+	return err
+}
+
+// sliceChanged has a slice's Service looked at if somebody else changed the slice, or if the look was waiting for it.
+func (c *Controller) sliceChanged(old, slice *discovery.EndpointSlice) {
+	c.view.Saw(slice)
+	key := sliceview.ServiceOf(slice)
+	if old != nil {
+		if was := sliceview.ServiceOf(old); was.Name != "" && was != key {
+			c.queue.AddAfter(was, foreignChangeDelay)
+		}
+	}
+	if key.Name == "" {
+		return
+	}
+	ours := c.reconciler.ManagedByController(slice)
+	switch {
+	case ours && c.view.Tracker.ShouldSync(slice),
+		old != nil && c.reconciler.ManagedByChanged(old, slice):
+		c.queue.AddAfter(key, foreignChangeDelay)
+	case ours && c.stale.leave(key):
+		c.queue.Add(key)
+	}
+}
+
+func (c *Controller) sliceGone(slice *discovery.EndpointSlice) {
+	c.view.Saw(slice)
+	key := sliceview.ServiceOf(slice)
+	if key.Name == "" || !c.reconciler.ManagedByController(slice) {
+		return
+	}
+	if c.view.Tracker.Has(slice) && !c.view.Tracker.HandleDeletion(slice) {
+		c.queue.AddAfter(key, foreignChangeDelay)
+	}
+	if c.stale.leave(key) {
+		c.queue.Add(key)
+	}
+}
+
+// nodeChanged: endpoints carry their node's zone, and a Pod on a node that isn't known yet is no endpoint.
+func (c *Controller) nodeChanged(old, node *corev1.Node) {
+	zoned := old == nil || old.Labels[corev1.LabelTopologyZone] != node.Labels[corev1.LabelTopologyZone]
+	if zoned || nodeReady(old) != nodeReady(node) || allocatableCPU(old) != allocatableCPU(node) {
+		c.nodes.Add(allNodes)
+	}
+	if zoned {
+		c.touchPodsOn(node.Name)
+	}
+}
+
+func (c *Controller) touchPodsOn(node string) {
+	pods, err := c.Pods.GetIndexer().ByIndex(ByNode, node)
+	if err != nil {
+		return
+	}
+	for _, obj := range pods {
+		c.touch(obj.(*corev1.Pod))
+	}
+}
+
+func (c *Controller) touch(pod *corev1.Pod) {
+	for _, key := range c.Members.Services(nil, pod.Namespace, pod.Labels) {
+		c.queue.Add(key)
+	}
+}
+
+func nodeReady(node *corev1.Node) bool {
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == corev1.NodeReady {
+			return node.Status.Conditions[i].Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func allocatableCPU(node *corev1.Node) int64 { return node.Status.Allocatable.Cpu().MilliValue() }
+
+// parked are the Services whose slices were out of date when looked at. The event that brings them up to date
+// brings the look forward.
+type parked struct {
+	mu   sync.Mutex
+	keys map[queue.Key]struct{}
+}
+
+func (p *parked) park(key queue.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.keys == nil {
+		p.keys = map[queue.Key]struct{}{}
+	}
+	p.keys[key] = struct{}{}
+}
+
+// leave takes a key out and tells whether it was in.
+func (p *parked) leave(key queue.Key) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, in := p.keys[key]
+	delete(p.keys, key)
+	return in
+}

@@ -1,0 +1,119 @@
+package membership
+
+import (
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Watch keeps an Index up to date from informers, and then says which Services have to be looked at. Subscribers hear
+// of a change after the Index knows it.
+type Watch struct {
+	*Index
+	concerned []func(Key)
+}
+
+// NewWatch makes a watch of nothing yet.
+func NewWatch() *Watch { return &Watch{Index: NewIndex()} }
+
+// Subscribe has a function called for every Service that is concerned by a change. It must not block. To be called
+// before Attach.
+func (w *Watch) Subscribe(concerned func(Key)) { w.concerned = append(w.concerned, concerned) }
+
+// Attach feeds the watch from informers. The answer says when what was there at the beginning has been seen.
+func (w *Watch) Attach(pods, services cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
+	p, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { w.podChanged(nil, obj.(*corev1.Pod)) },
+		UpdateFunc: func(old, obj any) { w.podChanged(old.(*corev1.Pod), obj.(*corev1.Pod)) },
+		DeleteFunc: func(obj any) {
+			if pod := Deleted[*corev1.Pod](obj); pod != nil {
+				w.podChanged(pod, nil)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	s, err := services.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { w.serviceChanged(obj.(*corev1.Service)) },
+		UpdateFunc: func(_, obj any) { w.serviceChanged(obj.(*corev1.Service)) },
+		DeleteFunc: func(obj any) {
+			if svc := Deleted[*corev1.Service](obj); svc != nil {
+				key := Key{Namespace: svc.Namespace, Name: svc.Name}
+				w.DeleteService(key)
+				w.tell(key)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return []cache.InformerSynced{p.HasSynced, s.HasSynced}, nil
+}
+
+// Deleted is the object of a delete event, also when the event itself was missed; nil if it is of another type.
+func Deleted[T any](obj any) T {
+	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = gone.Obj
+	}
+	t, _ := obj.(T)
+	return t
+}
+
+func (w *Watch) serviceChanged(svc *corev1.Service) {
+	key := Key{Namespace: svc.Namespace, Name: svc.Name}
+	w.SetService(key, svc.Spec.Selector)
+	w.tell(key)
+}
+
+func (w *Watch) podChanged(old, pod *corev1.Pod) {
+	var keys []Key
+	if pod == nil {
+		w.DeletePod(old.Namespace, old.Name)
+		keys = w.Services(keys, old.Namespace, old.Labels)
+	} else {
+		w.SetPod(pod)
+		if old != nil && SameEndpoint(old, pod) {
+			return
+		}
+		keys = w.Services(keys, pod.Namespace, pod.Labels)
+		if old != nil && !maps.Equal(old.Labels, pod.Labels) {
+			keys = w.Services(keys, old.Namespace, old.Labels)
+		}
+	}
+	for _, key := range keys {
+		w.tell(key)
+	}
+}
+
+func (w *Watch) tell(key Key) {
+	for _, concerned := range w.concerned {
+		concerned(key)
+	}
+}
+
+// SameEndpoint tells whether two states of a Pod mean the same to every Service: most writes to a Pod do.
+func SameEndpoint(a, b *corev1.Pod) bool {
+	return a.UID == b.UID &&
+		(a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
+		Ready(a) == Ready(b) &&
+		a.Status.Phase == b.Status.Phase &&
+		a.Status.PodIP == b.Status.PodIP &&
+		slices.Equal(a.Status.PodIPs, b.Status.PodIPs) &&
+		a.Spec.NodeName == b.Spec.NodeName &&
+		a.Spec.Hostname == b.Spec.Hostname &&
+		a.Spec.Subdomain == b.Spec.Subdomain &&
+		maps.Equal(a.Labels, b.Labels)
+}
+
+// Ready tells whether a Pod's Ready condition is true.
+func Ready(pod *corev1.Pod) bool {
+	for i := range pod.Status.Conditions {
+		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}

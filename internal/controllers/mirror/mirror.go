@@ -1,0 +1,270 @@
+// Package mirror copies hand-made Endpoints, those of Services without a selector, into EndpointSlices, so that who
+// reads only slices sees them too. It writes no other slices and no Endpoints.
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/tools/record"
+	endpointsliceutil "k8s.io/endpointslice/util"
+
+	"portal/internal/controllers/membership"
+	"portal/internal/controllers/queue"
+	"portal/internal/controllers/sliceview"
+)
+
+const (
+	// Name is this controller's as the value of the managed-by label.
+	Name = "endpointslicemirroring-controller.k8s.io"
+
+	staleDelay = 50 * time.Millisecond
+)
+
+// Deps are what the controller needs.
+type Deps struct {
+	Client    kubernetes.Interface
+	Recorder  record.EventRecorder
+	Services  cache.SharedIndexInformer
+	Endpoints cache.SharedIndexInformer
+	Slices    cache.SharedIndexInformer // with the index sliceview.ByService
+
+	MaxEndpointsPerSubset int
+	Workers               int
+}
+
+// Controller writes the slices of hand-made Endpoints.
+type Controller struct {
+	Deps
+	services  corelisters.ServiceLister
+	endpoints corelisters.EndpointsLister
+	queue     *queue.Queue
+	view      *sliceview.View
+}
+
+// New makes the controller; Run starts it once the informers it was given have synced.
+func New(deps Deps) (*Controller, error) {
+	registerMetrics()
+	c := &Controller{
+		Deps:      deps,
+		services:  corelisters.NewServiceLister(deps.Services.GetIndexer()),
+		endpoints: corelisters.NewEndpointsLister(deps.Endpoints.GetIndexer()),
+		view: &sliceview.View{
+			Client: deps.Client, Slices: deps.Slices, ManagedBy: Name, Tracker: endpointsliceutil.NewEndpointSliceTracker(),
+		},
+	}
+	c.queue = queue.New(queue.Options{
+		Name:       "endpoint_slice_mirroring",
+		WritePause: 100 * time.Millisecond, MaxWritePause: time.Second,
+	}, c.sync)
+	return c, c.watch()
+}
+
+// Run works until ctx ends.
+func (c *Controller) Run(ctx context.Context) error {
+	var done sync.WaitGroup
+	done.Go(func() { c.view.Watch(ctx, c.queue.Add) })
+	done.Go(func() { c.queue.Run(ctx, max(c.Workers, 1)) })
+	done.Wait()
+	return nil
+}
+
+func (c *Controller) watch() error {
+	_, err := c.Endpoints.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { c.queue.Add(keyOf(obj.(*corev1.Endpoints))) },
+		UpdateFunc: func(_, obj any) { c.queue.Add(keyOf(obj.(*corev1.Endpoints))) },
+		DeleteFunc: func(obj any) {
+			if gone := membership.Deleted[*corev1.Endpoints](obj); gone != nil {
+				c.queue.Add(keyOf(gone))
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = c.Services.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) { c.serviceChanged(obj.(*corev1.Service)) },
+		UpdateFunc: func(old, obj any) {
+			was, svc := old.(*corev1.Service), obj.(*corev1.Service)
+			if (was.Spec.Selector == nil) != (svc.Spec.Selector == nil) {
+				c.queue.Add(keyOf(svc))
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if gone := membership.Deleted[*corev1.Service](obj); gone != nil {
+				c.serviceChanged(gone)
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = c.Slices.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) { c.sliceChanged(nil, obj.(*discovery.EndpointSlice)) },
+		UpdateFunc: func(old, obj any) {
+			c.sliceChanged(old.(*discovery.EndpointSlice), obj.(*discovery.EndpointSlice))
+		},
+		DeleteFunc: func(obj any) {
+			if gone := membership.Deleted[*discovery.EndpointSlice](obj); gone != nil {
+				c.sliceGone(gone)
+			}
+		},
+	})
+	return err
+}
+
+func (c *Controller) serviceChanged(svc *corev1.Service) {
+	if svc.Spec.Selector == nil {
+		c.queue.Add(keyOf(svc))
+	}
+}
+
+// sliceChanged has Endpoints copied again if somebody else changed the copy.
+func (c *Controller) sliceChanged(old, slice *discovery.EndpointSlice) {
+	c.view.Saw(slice)
+	if old != nil && c.view.Mine(old) && sliceview.ServiceOf(old) != sliceview.ServiceOf(slice) {
+		c.queue.Add(sliceview.ServiceOf(old))
+	}
+	if c.view.Mine(slice) && c.view.Tracker.ShouldSync(slice) || old != nil && c.view.Mine(old) != c.view.Mine(slice) {
+		c.queue.Add(sliceview.ServiceOf(slice))
+	}
+}
+
+func (c *Controller) sliceGone(slice *discovery.EndpointSlice) {
+	c.view.Saw(slice)
+	if c.view.Mine(slice) && c.view.Tracker.Has(slice) && !c.view.Tracker.HandleDeletion(slice) {
+		c.queue.Add(sliceview.ServiceOf(slice))
+	}
+}
+
+func keyOf(obj metav1.Object) queue.Key {
+	return queue.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
+}
+
+func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, error) {
+	started := time.Now()
+	defer func() { syncDuration.WithLabelValues().Observe(time.Since(started).Seconds()) }()
+	endpoints, svc, err := c.original(key)
+	if err != nil {
+		return queue.Result{}, err
+	}
+	if endpoints == nil {
+		existing, err := c.view.Cached(key)
+		if err != nil {
+			return queue.Result{}, err
+		}
+		c.view.Forget(key)
+		return queue.Result{Writes: len(existing)}, c.deleteAll(ctx, existing)
+	}
+	existing, fresh, err := c.view.Of(ctx, svc)
+	if err != nil {
+		return queue.Result{}, err
+	}
+	if !fresh {
+		return queue.Result{Again: staleDelay}, nil
+	}
+	wanted, skipped := copyOf(endpoints, c.MaxEndpointsPerSubset)
+	c.report(endpoints, skipped)
+	for _, slice := range existing {
+		if !c.view.Tracker.Has(slice) {
+			c.view.Tracker.Update(slice)
+		}
+	}
+	changes := plan(wanted, existing)
+	if endpoints.DeletionTimestamp != nil {
+		changes.create = nil // a new one would outlive what it is a copy of
+	}
+	return queue.Result{Writes: changes.len()}, c.apply(ctx, key, changes)
+}
+
+// original is what has to be mirrored under a key: Endpoints with a Service that has no selector, unless a label or a
+// leader election's annotation says not to. Nil if there is no such thing.
+func (c *Controller) original(key queue.Key) (*corev1.Endpoints, *corev1.Service, error) {
+	endpoints, err := c.endpoints.Endpoints(key.Namespace).Get(key.Name)
+	if err != nil {
+		return nil, nil, ignoreNotFound(err)
+	}
+	if _, lock := endpoints.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]; lock || endpoints.Labels[discovery.LabelSkipMirror] == "true" {
+		return nil, nil, nil
+	}
+	svc, err := c.services.Services(key.Namespace).Get(key.Name)
+	if err != nil {
+		return nil, nil, ignoreNotFound(err)
+	}
+	if svc.Spec.Selector != nil {
+		return nil, nil, nil
+	}
+	return endpoints, svc, nil
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+func (c *Controller) report(endpoints *corev1.Endpoints, skipped skips) {
+	addressesSkipped.WithLabelValues().Observe(float64(skipped.invalid + skipped.tooMany))
+	if skipped.invalid > 0 {
+		c.Recorder.Eventf(endpoints, corev1.EventTypeWarning, "InvalidIPAddress",
+			"%d addresses are no IP addresses and were not mirrored to EndpointSlices", skipped.invalid)
+	}
+	if skipped.tooMany > 0 {
+		c.Recorder.Eventf(endpoints, corev1.EventTypeWarning, "TooManyAddressesToMirror",
+			"%d addresses were not mirrored to EndpointSlices: a subset may have %d", skipped.tooMany, c.MaxEndpointsPerSubset)
+	}
+}
+
+func (c *Controller) apply(ctx context.Context, key queue.Key, changes changes) error {
+	client := c.Client.DiscoveryV1().EndpointSlices(key.Namespace)
+	for _, slice := range changes.create {
+		made, err := client.Create(ctx, slice, metav1.CreateOptions{})
+		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return nil // no try will ever succeed
+		} else if err != nil {
+			return fmt.Errorf("creating an EndpointSlice for Endpoints %s: %w", key, err)
+		}
+		c.wrote(made)
+		sliceChanges.WithLabelValues("create").Inc()
+	}
+	for _, slice := range changes.update {
+		made, err := client.Update(ctx, slice, metav1.UpdateOptions{})
+		if err != nil {
+			return fmt.Errorf("updating EndpointSlice %s of Endpoints %s: %w", slice.Name, key, err)
+		}
+		c.wrote(made)
+		sliceChanges.WithLabelValues("update").Inc()
+	}
+	return c.deleteAll(ctx, changes.delete)
+}
+
+func (c *Controller) wrote(slice *discovery.EndpointSlice) {
+	c.view.Tracker.Update(slice)
+	c.view.Wrote(slice)
+}
+
+func (c *Controller) deleteAll(ctx context.Context, slices []*discovery.EndpointSlice) error {
+	var errs []error
+	for _, slice := range slices {
+		err := c.Client.DiscoveryV1().EndpointSlices(slice.Namespace).Delete(ctx, slice.Name, metav1.DeleteOptions{})
+		if ignoreNotFound(err) != nil {
+			errs = append(errs, fmt.Errorf("deleting EndpointSlice %s/%s: %w", slice.Namespace, slice.Name, err))
+			continue
+		}
+		c.view.Tracker.ExpectDeletion(slice)
+		sliceChanges.WithLabelValues("delete").Inc()
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,222 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"portal/internal/controllers/membership"
+)
+
+// pulse is what was last seen of a node's Lease, and when by this machine's clock: the node's own may be wrong.
+type pulse struct {
+	renewed metav1.MicroTime
+	at      time.Time
+	ready   corev1.ConditionStatus
+}
+
+func (c *Controller) monitor(ctx context.Context) {
+	ticker := c.Clock.NewTicker(c.MonitorPeriod)
+	defer ticker.Stop()
+	for {
+		c.monitorAll(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+	}
+}
+
+func (c *Controller) monitorAll(ctx context.Context) {
+	nodes, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	known := make(map[string]bool, len(nodes))
+	for _, node := range nodes {
+		known[node.Name] = true
+		if err := c.judge(ctx, node); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Could not bring a node's state up to date, will try again", "node", node.Name, "err", err)
+		}
+	}
+	for name := range c.health {
+		if !known[name] {
+			delete(c.health, name)
+		}
+	}
+}
+
+// judge brings a node's conditions, taints and Pods in line with its Lease. One that never had a Lease isn't judged:
+// somebody else keeps its status, or nobody does.
+func (c *Controller) judge(ctx context.Context, node *corev1.Node) error {
+	now := c.Clock.Now()
+	last, known := c.health[node.Name]
+	lease, err := c.leases.Get(node.Name)
+	if err == nil && lease.Spec.RenewTime != nil && (!known || !lease.Spec.RenewTime.Equal(&last.renewed)) {
+		last = pulse{renewed: *lease.Spec.RenewTime, at: now, ready: last.ready}
+	} else if !known {
+		return nil
+	}
+	status := readiness(node)
+	if now.Sub(last.at) > c.GracePeriod && status != corev1.ConditionUnknown {
+		alive, err := c.renewedBehindOurBack(ctx, node.Name, last)
+		if err != nil || alive {
+			c.health[node.Name] = last
+			return err
+		}
+		if node, err = c.markUnknown(ctx, node); err != nil {
+			return err
+		}
+		status = corev1.ConditionUnknown
+	}
+	was := last.ready
+	if err := c.taint(ctx, node, status); err != nil {
+		return err
+	}
+	// A node that says it isn't ready still speaks for its Pods, so it is overruled only once; a silent one each time.
+	if status == corev1.ConditionUnknown || status == corev1.ConditionFalse && was == corev1.ConditionTrue {
+		if err := c.podsNotReady(ctx, node); err != nil {
+			return err
+		}
+	}
+	last.ready = status
+	c.health[node.Name] = last
+	return nil
+}
+
+// renewedBehindOurBack asks the API server itself: a watch that hangs must not condemn every node.
+func (c *Controller) renewedBehindOurBack(ctx context.Context, name string, last pulse) (bool, error) {
+	lease, err := c.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	return lease.Spec.RenewTime != nil && !lease.Spec.RenewTime.Equal(&last.renewed), nil
+}
+
+func readiness(node *corev1.Node) corev1.ConditionStatus {
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == corev1.NodeReady {
+			return node.Status.Conditions[i].Status
+		}
+	}
+	return ""
+}
+
+// Conditions that only the node itself can know; what it said about them is out of date when it is silent.
+var reported = []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure}
+
+func (c *Controller) markUnknown(ctx context.Context, node *corev1.Node) (*corev1.Node, error) {
+	// From the server: the informer's Nodes are stripped, and an update replaces the whole status.
+	live, err := c.Client.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	now := metav1.NewTime(c.Clock.Now())
+	for _, kind := range reported {
+		i := slices.IndexFunc(live.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == kind })
+		if i < 0 {
+			if kind == corev1.NodeReady {
+				live.Status.Conditions = append(live.Status.Conditions, corev1.NodeCondition{
+					Type: kind, Status: corev1.ConditionUnknown, LastHeartbeatTime: live.CreationTimestamp, LastTransitionTime: now,
+					Reason: "NodeStatusNeverUpdated", Message: "the node has never reported its state",
+				})
+			}
+			continue
+		}
+		if have := &live.Status.Conditions[i]; have.Status != corev1.ConditionUnknown {
+			have.Status, have.LastTransitionTime = corev1.ConditionUnknown, now
+			have.Reason, have.Message = "NodeStatusUnknown", "the node has stopped renewing its Lease"
+		}
+	}
+	updated, err := c.Client.CoreV1().Nodes().UpdateStatus(ctx, live, metav1.UpdateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	c.Recorder.Eventf(updated, corev1.EventTypeNormal, "NodeNotReady", "node %s has not renewed its Lease for %s", node.Name, c.GracePeriod)
+	return updated, nil
+}
+
+var healthTaints = []string{corev1.TaintNodeUnreachable, corev1.TaintNodeNotReady}
+
+// taint puts the taints on a node that go with its readiness, and takes off the others of the kind.
+func (c *Controller) taint(ctx context.Context, node *corev1.Node, status corev1.ConditionStatus) error {
+	var key string
+	switch status {
+	case corev1.ConditionUnknown:
+		key = corev1.TaintNodeUnreachable
+	case corev1.ConditionFalse:
+		key = corev1.TaintNodeNotReady
+	}
+	taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool {
+		return t.Key != key && slices.Contains(healthTaints, t.Key)
+	})
+	now := metav1.NewTime(c.Clock.Now())
+	for _, effect := range []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute} {
+		has := slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.Key == key && t.Effect == effect })
+		if key == "" || has {
+			continue
+		}
+		taint := corev1.Taint{Key: key, Effect: effect}
+		if effect == corev1.TaintEffectNoExecute {
+			taint.TimeAdded = &now
+		}
+		taints = append(taints, taint)
+	}
+	if len(taints) == len(node.Spec.Taints) && slices.EqualFunc(taints, node.Spec.Taints, func(a, b corev1.Taint) bool { return a.MatchTaint(&b) }) {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion},
+		"spec":     map[string]any{"taints": taints},
+	})
+	if err != nil {
+		return err
+	}
+	// A merge patch replaces the list, and the resourceVersion sees to it that nobody else's taint is lost.
+	_, err = c.Client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+func (c *Controller) podsNotReady(ctx context.Context, node *corev1.Node) error {
+	pods, err := c.Pods.GetIndexer().ByIndex(ByNode, node.Name)
+	if err != nil {
+		return err
+	}
+	for _, obj := range pods {
+		pod := obj.(*corev1.Pod)
+		if !membership.Ready(pod) {
+			continue
+		}
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"uid": pod.UID},
+			"status": map[string]any{"conditions": []map[string]any{{
+				"type": corev1.PodReady, "status": corev1.ConditionFalse,
+				"lastTransitionTime": metav1.NewTime(c.Clock.Now()),
+				"reason":             "NodeNotReady", "message": "the node is not ready",
+			}}},
+		})
+		if err != nil {
+			return err
+		}
+		_, err = c.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+			continue // gone, or another one of the same name
+		} else if err != nil {
+			return fmt.Errorf("marking Pod %s/%s not ready: %w", pod.Namespace, pod.Name, err)
+		}
+		c.Recorder.Eventf(pod, corev1.EventTypeWarning, "NodeNotReady", "node %s is not ready", node.Name)
+	}
+	return nil
+}

@@ -1,0 +1,99 @@
+package controllers_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"portal/internal/controllers"
+)
+
+func TestPodsOfASilentNodeLeaveTheEndpoints(t *testing.T) {
+	w := newWorld(t)
+	silent, quiet := w.namespace+"-silent", w.namespace+"-quiet"
+	w.addNode(silent, nil)
+	w.addNode(quiet, nil) // never had a Lease
+	now := metav1.NowMicro()
+	_, err := w.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(w.ctx(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: silent}, Spec: coordinationv1.LeaseSpec{RenewTime: &now},
+	}, metav1.CreateOptions{})
+	w.must(err)
+	w.addService("s", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "a"} })
+	w.addPod("p1", silent, map[string]string{"app": "a"}, "10.1.0.1")
+	w.addPod("p2", quiet, map[string]string{"app": "a"}, "10.1.0.2")
+	w.run("*", func(c *controllers.Config) {
+		c.NodeGracePeriod, c.NodeMonitorPeriod = 2*time.Second, 200*time.Millisecond
+	})
+
+	ready := func(want string) func() string {
+		return func() string {
+			if got := w.readyIn("s"); got != want {
+				return fmt.Sprintf("ready: %s, want %s", got, want)
+			}
+			return ""
+		}
+	}
+	w.eventually(2*time.Second, ready("10.1.0.1 10.1.0.2"))
+	w.eventually(10*time.Second, ready("10.1.0.2"))
+	node, err := w.client.CoreV1().Nodes().Get(w.ctx(), silent, metav1.GetOptions{})
+	w.must(err)
+	if len(node.Spec.Taints) != 2 || node.Spec.Taints[0].Key != corev1.TaintNodeUnreachable {
+		t.Errorf("taints %v", node.Spec.Taints)
+	}
+}
+
+// readyIn are the ready addresses of a Service's slices.
+func (w *world) readyIn(service string) string {
+	list, err := w.client.DiscoveryV1().EndpointSlices(w.namespace).List(w.ctx(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service})
+	w.must(err)
+	var out []string
+	for _, s := range list.Items {
+		for _, e := range s.Endpoints {
+			if e.Conditions.Ready != nil && *e.Conditions.Ready {
+				out = append(out, e.Addresses[0])
+			}
+		}
+	}
+	return joinSorted(out)
+}
+
+func TestNodesGetTheirPodCIDRs(t *testing.T) {
+	w := newWorld(t)
+	name := func(i int) string { return fmt.Sprintf("%s-n%d", w.namespace, i) }
+	for i := range 5 {
+		w.addNode(name(i), nil)
+	}
+	// Ranges of the test's own: other tests' nodes get parts too, and are gone soon.
+	ranges := []netip.Prefix{netip.MustParsePrefix("10.200.0.0/16"), netip.MustParsePrefix("fd00:200::/48")}
+	w.run("node", func(c *controllers.Config) {
+		c.ClusterCIDRs = ranges
+		c.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.200.0.0/24")}
+	})
+	w.addNode(name(5), nil)
+	w.eventually(5*time.Second, func() string {
+		owners := map[string]string{"10.200.0.0/24": "the Services"}
+		for i := range 6 {
+			node, err := w.client.CoreV1().Nodes().Get(w.ctx(), name(i), metav1.GetOptions{})
+			w.must(err)
+			if len(node.Spec.PodCIDRs) != 2 || node.Spec.PodCIDR != node.Spec.PodCIDRs[0] {
+				return fmt.Sprintf("%s has %v", node.Name, node.Spec.PodCIDRs)
+			}
+			for j, text := range node.Spec.PodCIDRs {
+				if p, err := netip.ParsePrefix(text); err != nil || !ranges[j].Contains(p.Addr()) {
+					t.Fatalf("%s has %s, not a part of %s", node.Name, text, ranges[j])
+				}
+				if other := owners[text]; other != "" {
+					t.Fatalf("%s is both %s's and %s's", text, other, node.Name)
+				}
+				owners[text] = node.Name
+			}
+		}
+		return ""
+	})
+}

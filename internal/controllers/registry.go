@@ -1,0 +1,111 @@
+package controllers
+
+import (
+	"context"
+
+	"k8s.io/client-go/informers"
+
+	"portal/internal/controllers/endpoints"
+	"portal/internal/controllers/endpointslice"
+	"portal/internal/controllers/garbage"
+	"portal/internal/controllers/mirror"
+	"portal/internal/controllers/namespace"
+	"portal/internal/controllers/node"
+	"portal/internal/controllers/servicecidr"
+)
+
+// runner is a controller that is made and not yet started.
+type runner interface {
+	// Run works until ctx ends, and returns when all it started has ended.
+	Run(ctx context.Context) error
+}
+
+// runFunc is a controller that is a function.
+type runFunc func(ctx context.Context) error
+
+func (f runFunc) Run(ctx context.Context) error { return f(ctx) }
+
+// registry lists the controllers that there are. A new one is a line here: its constructor asks the shared part for
+// the informers it needs, which are running and synced before its Run is called.
+var registry = []struct {
+	name string
+	make func(*shared) (runner, error)
+}{
+	{"endpoints", newEndpoints},
+	{"endpointslice", newEndpointSlice},
+	{"mirror", newMirror},
+	{"namespace", newNamespace},
+	{"node", newNode},
+	{"garbage", newGarbage},
+	{servicecidr.Name, newServiceCIDR},
+}
+
+// Names are those of the controllers that there are.
+func Names() []string {
+	names := make([]string, len(registry))
+	for i, c := range registry {
+		names[i] = c.name
+	}
+	return names
+}
+
+func newEndpoints(s *shared) (runner, error) {
+	return endpoints.New(endpoints.Deps{
+		Client: s.client, Recorder: s.recorder, Members: s.memberWatch(), Services: s.serviceLister(),
+		Endpoints: s.endpoints(), Workers: s.cfg.EndpointsWorkers,
+	})
+}
+
+func newEndpointSlice(s *shared) (runner, error) {
+	return endpointslice.New(endpointslice.Deps{
+		Client: s.client, Recorder: s.recorder, Members: s.memberWatch(), Services: s.serviceLister(),
+		Slices: s.slices(), Pods: s.pods(), Nodes: s.nodes(),
+		MaxEndpointsPerSlice: s.cfg.MaxEndpointsPerSlice, Workers: s.cfg.SliceWorkers,
+	})
+}
+
+func newMirror(s *shared) (runner, error) {
+	return mirror.New(mirror.Deps{
+		Client: s.client, Recorder: s.recorder, Services: s.services(), Endpoints: s.endpoints(), Slices: s.slices(),
+		MaxEndpointsPerSubset: s.cfg.MaxEndpointsPerSubset, Workers: 2,
+	})
+}
+
+func newNamespace(s *shared) (runner, error) {
+	return namespace.New(namespace.Deps{
+		Client: s.client, Metadata: s.metadata, Discovery: s.discovery, Namespaces: s.namespaces(), Workers: 4,
+	})
+}
+
+func newNode(s *shared) (runner, error) {
+	ranges, err := s.cfg.ranges()
+	if err != nil {
+		return nil, err
+	}
+	return node.New(node.Deps{
+		Client: s.client, Recorder: s.recorder, Nodes: s.nodes(), Leases: s.leases(), Pods: s.pods(), Clock: s.cfg.Clock,
+		GracePeriod: s.cfg.NodeGracePeriod, MonitorPeriod: s.cfg.NodeMonitorPeriod,
+		Ranges: ranges, Reserved: s.cfg.ServiceCIDRs,
+	})
+}
+
+func newGarbage(s *shared) (runner, error) {
+	return garbage.New(garbage.Deps{
+		Client: s.client, Metadata: s.metadata, Discovery: s.discovery, Pods: s.pods(), Nodes: s.nodes(), Clock: s.cfg.Clock,
+		FinishedPods: s.cfg.FinishedPods, Workers: 8,
+	})
+}
+
+func newServiceCIDR(s *shared) (runner, error) {
+	factory := informers.NewSharedInformerFactory(s.client, 0)
+	controller := servicecidr.New(s.client, factory)
+	return runFunc(func(ctx context.Context) error {
+		factory.Start(ctx.Done())
+		defer factory.Shutdown()
+		return controller.Run(ctx)
+	}), nil
+}
+
+func (c Config) ranges() ([]node.Range, error) {
+	return node.Ranges(c.ClusterCIDRs, c.NodeCIDRMaskSizeIPv4, c.NodeCIDRMaskSizeIPv6)
+}

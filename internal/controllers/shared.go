@@ -1,0 +1,190 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	"portal/internal/controllers/endpointslice"
+	"portal/internal/controllers/membership"
+	"portal/internal/controllers/sliceview"
+)
+
+// shared is what controllers have in common: clients, and one informer a kind, of those kinds that a selected
+// controller asked for.
+type shared struct {
+	cfg       Config
+	client    kubernetes.Interface
+	metadata  metadata.Interface
+	discovery discovery.DiscoveryInterface
+	events    record.EventBroadcaster
+	recorder  record.EventRecorder
+
+	informers map[string]cache.SharedIndexInformer
+	members   *membership.Watch
+	handlers  []cache.InformerSynced
+	err       error
+}
+
+func newShared(ctx context.Context, cfg Config) (*shared, error) {
+	config := rest.AddUserAgent(rest.CopyConfig(cfg.REST), "portal-controllers")
+	config.QPS, config.RateLimiter = -1, nil
+	config.WarningHandler = rest.NoWarnings{} // that Endpoints are deprecated is known, and their writers are why they live
+	config.Wrap(boundTo(ctx))
+	http, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	proto := rest.CopyConfig(config)
+	proto.ContentType = runtime.ContentTypeProtobuf
+	proto.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	s := &shared{cfg: cfg, informers: map[string]cache.SharedIndexInformer{}}
+	client, err := kubernetes.NewForConfigAndClient(proto, http)
+	if err != nil {
+		return nil, err
+	}
+	if s.metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), http); err != nil {
+		return nil, err
+	}
+	s.client, s.discovery = client, client.Discovery()
+	s.events = record.NewBroadcaster(record.WithContext(ctx))
+	s.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	s.recorder = s.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "portal-controllers"})
+	return s, nil
+}
+
+func (s *shared) close() { s.events.Shutdown() }
+
+// informer makes or finds the informer of a kind. Objects come stripped to what the controllers use.
+func (s *shared) informer(kind string, strip cache.TransformFunc, make func(informers.SharedInformerFactory) cache.SharedIndexInformer, indexers cache.Indexers) cache.SharedIndexInformer {
+	if i := s.informers[kind]; i != nil {
+		return i
+	}
+	// A factory of its own, because a namespace or a transform is a whole factory's. Nothing is resynced: every
+	// queue retries until it has succeeded.
+	i := make(informers.NewSharedInformerFactoryWithOptions(s.client, 0, informers.WithTransform(strip), informers.WithNamespace(namespaceOf[kind])))
+	if err := i.AddIndexers(indexers); err != nil && s.err == nil {
+		s.err = fmt.Errorf("index of %s: %w", kind, err)
+	}
+	s.informers[kind] = i
+	return i
+}
+
+// namespaceOf are the kinds of which only one namespace is watched.
+var namespaceOf = map[string]string{"leases": corev1.NamespaceNodeLease}
+
+func (s *shared) pods() cache.SharedIndexInformer {
+	return s.informer("pods", strip(stripPod), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Core().V1().Pods().Informer()
+	}, cache.Indexers{endpointslice.ByNode: byNode})
+}
+
+func byNode(obj any) ([]string, error) {
+	if pod, ok := obj.(*corev1.Pod); ok && pod.Spec.NodeName != "" {
+		return []string{pod.Spec.NodeName}, nil
+	}
+	return nil, nil
+}
+
+func (s *shared) services() cache.SharedIndexInformer {
+	return s.informer("services", strip(stripService), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Core().V1().Services().Informer()
+	}, nil)
+}
+
+func (s *shared) serviceLister() corelisters.ServiceLister {
+	return corelisters.NewServiceLister(s.services().GetIndexer())
+}
+
+func (s *shared) endpoints() cache.SharedIndexInformer {
+	return s.informer("endpoints", strip(keep[*corev1.Endpoints]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Core().V1().Endpoints().Informer()
+	}, nil)
+}
+
+func (s *shared) slices() cache.SharedIndexInformer {
+	return s.informer("endpointslices", strip(keep[*discoveryv1.EndpointSlice]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Discovery().V1().EndpointSlices().Informer()
+	}, cache.Indexers{sliceview.ByService: sliceview.IndexByService})
+}
+
+func (s *shared) nodes() cache.SharedIndexInformer {
+	return s.informer("nodes", strip(stripNode), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Core().V1().Nodes().Informer()
+	}, nil)
+}
+
+func (s *shared) leases() cache.SharedIndexInformer {
+	return s.informer("leases", strip(keep[*coordinationv1.Lease]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Coordination().V1().Leases().Informer()
+	}, nil)
+}
+
+func (s *shared) namespaces() cache.SharedIndexInformer {
+	return s.informer("namespaces", strip(keep[*corev1.Namespace]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Core().V1().Namespaces().Informer()
+	}, nil)
+}
+
+// memberWatch is the one watch of which Pods are which Service's.
+func (s *shared) memberWatch() *membership.Watch {
+	if s.members == nil {
+		s.members = membership.NewWatch()
+		s.pods()
+		s.services()
+	}
+	return s.members
+}
+
+// start starts what the controllers asked for.
+func (s *shared) start(ctx context.Context, done *sync.WaitGroup) error {
+	if s.members != nil {
+		synced, err := s.members.Attach(s.pods(), s.services())
+		if err != nil && s.err == nil {
+			s.err = err
+		}
+		s.handlers = append(s.handlers, synced...)
+	}
+	if s.err != nil {
+		return s.err
+	}
+	for _, i := range s.informers {
+		s.handlers = append(s.handlers, i.HasSynced)
+		done.Go(func() { i.RunWithContext(ctx) })
+	}
+	return nil
+}
+
+func (s *shared) synced() []cache.InformerSynced { return s.handlers }
+
+// strip makes a transform of a function on one type. The managed fields of an object are a good part of it and
+// nobody's business here.
+func strip[T metav1.Object](f func(T) T) cache.TransformFunc {
+	return func(obj any) (any, error) {
+		t, ok := obj.(T)
+		if !ok {
+			return obj, nil
+		}
+		t.SetManagedFields(nil)
+		return f(t), nil
+	}
+}
+
+// keep keeps everything: the object is written back one day, and what is missing then is deleted.
+func keep[T metav1.Object](t T) T { return t }

@@ -1,0 +1,217 @@
+package server
+
+import (
+	"context"
+	"encoding/binary"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"portal/internal/dns/wire"
+	"portal/internal/dns/zone"
+)
+
+// resolveTimeout is after what time a client has given up.
+const resolveTimeout = 6 * time.Second
+
+// resolve answers a question for which others must be asked, in a goroutine of its own. The message is copied.
+func (s *Server) resolve(msg []byte, from netip.Addr, p proto, send func([]byte)) {
+	select {
+	case s.waiting <- struct{}{}:
+	default:
+		s.metrics.refusedWait.Inc()
+		var q wire.Query
+		if q.Parse(msg) == wire.OK {
+			send(q.Error(make([]byte, 0, 512), wire.ServFail, false, true))
+		} else {
+			send(nil)
+		}
+		return
+	}
+	msg = append([]byte(nil), msg...)
+	began := time.Now()
+	s.resolving.Go(func() {
+		defer func() { <-s.waiting }()
+		w := s.newWorker(p)
+		defer s.metrics.merge(p, w.count)
+		w.now = began
+		ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
+		defer cancel()
+		out, z, src := w.resolve(ctx, msg, from)
+		w.count.mu.Lock()
+		out, v := w.done(out, z, from, src)
+		w.count.spent(1, time.Since(began))
+		w.count.mu.Unlock()
+		if v == silent {
+			out = nil
+		}
+		send(out)
+	})
+}
+
+func (w *worker) resolve(ctx context.Context, msg []byte, from netip.Addr) ([]byte, int, source) {
+	s, q := w.s, &w.q
+	q.Parse(msg)
+	buf := make([]byte, 0, 4096)
+	if w.proto.stream() || int(q.UDPSize) > cap(buf) {
+		buf = make([]byte, 0, bigSize)
+	}
+	w.r.Limit = w.limit(buf)
+	own, outcome := s.zones.Answer(buf, &w.r)
+	switch outcome {
+	case zone.Chase:
+		return w.chase(ctx, buf), w.r.Zone, sourceZone
+	case zone.Denied:
+		if s.opts.Autopath && s.searches(q, from) {
+			if out := w.autopath(ctx, make([]byte, 0, bigSize), from); out != nil {
+				return out, w.r.Zone, sourceZone
+			}
+			return own, w.r.Zone, sourceZone
+		}
+	case zone.Answered: // it came into being meanwhile
+		return own, w.r.Zone, sourceZone
+	}
+	out, err := s.forward.Resolve(ctx, buf, q, w.r.Limit)
+	if err != nil {
+		s.opts.Log.Debug("no upstream answered", "name", wire.UnpackName(q.Name()), "err", err)
+		return q.Error(buf, wire.ServFail, false, true), -1, sourceForward
+	}
+	return out, -1, sourceForward
+}
+
+// chase follows an ExternalName Service to what it stands for.
+func (w *worker) chase(ctx context.Context, buf []byte) []byte {
+	chain := w.r.Chain
+	var found [][]byte
+	for _, name := range chain.Outside {
+		m := w.s.lookup(ctx, name, w.q.QType)
+		if m == nil {
+			continue
+		}
+		for _, rr := range m.Answer {
+			b := make([]byte, dns.Len(rr)+1)
+			if n, err := dns.PackRR(rr, b, 0, nil, false); err == nil {
+				found = append(found, b[:n])
+			}
+		}
+	}
+	return w.s.zones.Finish(buf, &w.r, chain, found)
+}
+
+// lookup asks for a name, of ours or not, as a client would; nil if there is no answer at all.
+func (s *Server) lookup(ctx context.Context, name string, typ uint16) *dns.Msg {
+	msg := make([]byte, wire.HeaderLen, wire.HeaderLen+len(name)+4)
+	msg[2], msg[5] = 1, 1
+	msg = binary.BigEndian.AppendUint16(append(msg, name...), typ)
+	var q wire.Query
+	if q.Parse(append(msg, 0, wire.ClassIN)) != wire.OK {
+		return nil
+	}
+	buf := make([]byte, 0, bigSize)
+	r := zone.Request{Query: &q, Limit: bigSize}
+	out, outcome := s.zones.Answer(buf, &r)
+	switch outcome {
+	case zone.Foreign:
+		if s.forward == nil {
+			return nil
+		}
+		var err error
+		if cached, hit := s.forward.Cached(buf, &q, bigSize, time.Now()); hit != 0 {
+			out = cached
+		} else if out, err = s.forward.Resolve(ctx, buf, &q, bigSize); err != nil {
+			return nil
+		}
+	case zone.Chase:
+		w := &worker{s: s, r: r}
+		w.q = q
+		w.r.Query = &w.q
+		out = w.chase(ctx, buf)
+	}
+	m := new(dns.Msg)
+	if m.Unpack(out) != nil {
+		return nil
+	}
+	return m
+}
+
+// searches says whether a question is the first of a Pod's search path: a name below <its namespace>.svc.<zone>. Who asks
+// from an address that is not exactly one Pod's gets no short cut, so that nobody is answered for another's namespace.
+func (s *Server) searches(q *wire.Query, from netip.Addr) bool {
+	_, _, ok := s.searchBase(q, from)
+	return ok && (q.QType == wire.TypeA || q.QType == wire.TypeAAAA)
+}
+
+// searchBase splits a question into the name that the client meant, and the cluster's zone.
+func (s *Server) searchBase(q *wire.Query, from netip.Addr) (name, origin string, ok bool) {
+	origin, reverse, ok := s.zones.Origin(q)
+	if !ok || reverse {
+		return "", "", false
+	}
+	namespace := s.zones.NamespaceOf(from)
+	if namespace == "" {
+		return "", "", false
+	}
+	suffix := string(append([]byte{byte(len(namespace))}, namespace...)) + "\x03svc" + origin
+	whole := string(q.Name())
+	if !strings.HasSuffix(whole, suffix) || len(whole) == len(suffix) {
+		return "", "", false
+	}
+	for i := range q.Labels() {
+		if q.LabelAt(i) == len(whole)-len(suffix) {
+			return whole[:len(whole)-len(suffix)], origin, true
+		}
+	}
+	return "", "", false
+}
+
+// autopath tries the rest of the search path on the client's behalf, and answers with an alias to the first that is
+// there; nil if none is.
+func (w *worker) autopath(ctx context.Context, buf []byte, from netip.Addr) []byte {
+	name, origin, ok := w.s.searchBase(&w.q, from)
+	if !ok {
+		return nil
+	}
+	path := append([]string{"\x03svc" + origin, origin}, w.s.search...)
+	for _, suffix := range append(path, "\x00") {
+		if len(name)+len(suffix) > wire.MaxName {
+			continue
+		}
+		m := w.s.lookup(ctx, name+suffix, w.q.QType)
+		if m == nil || m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 {
+			continue
+		}
+		return w.alias(buf, name+suffix, m)
+	}
+	return nil
+}
+
+// alias answers a question with a CNAME, and what was found for it.
+func (w *worker) alias(buf []byte, target string, m *dns.Msg) []byte {
+	q := &w.q
+	out := q.Begin(buf)
+	ttl := m.Answer[0].Header().Ttl
+	out = append(out, 0xC0, wire.HeaderLen, 0, wire.TypeCNAME, 0, wire.ClassIN)
+	out = binary.BigEndian.AppendUint32(out, ttl)
+	out = append(binary.BigEndian.AppendUint16(out, uint16(len(target))), target...)
+	an, ar, tc := 1, 0, false
+	for _, rr := range m.Answer {
+		b := make([]byte, dns.Len(rr)+1)
+		n, err := dns.PackRR(rr, b, 0, nil, false)
+		if err != nil {
+			continue
+		}
+		if len(out)+n+wire.OPTLen > w.r.Limit {
+			tc = true
+			break
+		}
+		out = append(out, b[:n]...)
+		an++
+	}
+	if q.EDNS {
+		out, ar = q.AppendOPT(out, 0, wire.Advertised), 1
+	}
+	q.Header(out, wire.NoError, true, true, tc, 1, an, 0, ar)
+	return out
+}

@@ -1,0 +1,349 @@
+// Package server is the DNS server: sockets, protocols, limits and counters around zone, which knows the answers, and
+// forward, which asks others for them.
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"portal/internal/dns/forward"
+	"portal/internal/dns/wire"
+	"portal/internal/dns/zone"
+	"portal/internal/intent"
+)
+
+// Options say how to serve.
+type Options struct {
+	Listen []netip.AddrPort // UDP and TCP
+	// TLS is for DNS over TLS and over HTTPS, on the addresses beside it.
+	TLS         *tls.Config
+	ListenTLS   []netip.AddrPort
+	ListenHTTPS []netip.AddrPort
+
+	Zone zone.Options
+	// Fallthrough are zones whose missing names are asked for upstream.
+	Fallthrough []string
+	// Forward answers for other names; nil: they are refused.
+	Forward *forward.Forwarder
+	// Autopath answers a Pod's search path at once. It needs verified pods.
+	Autopath bool
+	// Search are further domains of the path, after the cluster's.
+	Search []string
+
+	AllowRecursion []netip.Prefix // none: everybody
+	AllowTransfer  []netip.Prefix // none: nobody
+	RateLimit      int            // like responses a second to a network; 0: no limit
+	MaxUDPSize     int
+	MaxTCPConns    int
+	// MaxWaiting bounds how many questions may wait for upstreams.
+	MaxWaiting int
+	Sockets    int // UDP sockets on each address; 0: one a processor
+	QueryLog   io.Writer
+	Log        *slog.Logger
+}
+
+// Server serves DNS.
+type Server struct {
+	opts      Options
+	cluster   *intent.Cluster
+	zones     *zone.Zones
+	forward   *forward.Forwarder
+	metrics   *metrics
+	limiter   *limiter
+	queries   *queryLog
+	beyond    []string
+	waiting   chan struct{}
+	resolving sync.WaitGroup
+	search    []string
+
+	udp     []*udpSocket
+	streams []*stream
+	https   []*httpsListener
+}
+
+// New opens the sockets, and serves nothing yet.
+func New(cluster *intent.Cluster, o Options) (*Server, error) {
+	o.defaults()
+	zones, err := zone.New(cluster, o.Zone)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		opts: o, cluster: cluster, zones: zones, forward: o.Forward, limiter: newLimiter(o.RateLimit),
+		queries: newQueryLog(o.QueryLog), waiting: make(chan struct{}, o.MaxWaiting),
+	}
+	var names []string
+	for i, n := range zones.Origins() {
+		if i >= maxZones-1 {
+			return nil, fmt.Errorf("too many zones: at most %d", maxZones-3)
+		}
+		names = append(names, wire.UnpackName([]byte(n)))
+	}
+	if s.beyond, err = packAll(o.Fallthrough); err != nil {
+		return nil, err
+	}
+	if s.search, err = packAll(o.Search); err != nil {
+		return nil, err
+	}
+	label := ""
+	if len(o.Listen) > 0 {
+		label = o.Listen[0].String()
+	}
+	s.metrics = newMetrics(label, names)
+	if err := s.listen(); err != nil {
+		s.closeAll()
+		return nil, err
+	}
+	return s, nil
+}
+
+func packAll(names []string) ([]string, error) {
+	var out []string
+	for _, n := range names {
+		w, err := wire.PackName(n)
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", n, err)
+		}
+		out = append(out, w)
+	}
+	return out, nil
+}
+
+func (o *Options) defaults() {
+	set := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	set(&o.MaxUDPSize, 65507)
+	set(&o.MaxTCPConns, 2000)
+	set(&o.MaxWaiting, 2000)
+	set(&o.Sockets, runtime.GOMAXPROCS(0))
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+}
+
+func (s *Server) listen() error {
+	for _, a := range s.opts.Listen {
+		sockets, err := s.listenUDP(a, s.opts.Sockets)
+		if err != nil {
+			return err
+		}
+		s.udp = append(s.udp, sockets...)
+		a = netip.AddrPortFrom(a.Addr(), sockets[0].port())
+		l, err := net.Listen("tcp", a.String())
+		if err != nil {
+			return fmt.Errorf("listen on tcp %s: %w", a, err)
+		}
+		s.streams = append(s.streams, s.newStream(l, protoTCP))
+	}
+	for _, a := range s.opts.ListenTLS {
+		l, err := net.Listen("tcp", a.String())
+		if err != nil {
+			return fmt.Errorf("listen on tls %s: %w", a, err)
+		}
+		c := s.opts.TLS.Clone()
+		c.NextProtos = []string{"dot"}
+		s.streams = append(s.streams, s.newStream(tls.NewListener(l, c), protoTLS))
+	}
+	for _, a := range s.opts.ListenHTTPS {
+		l, err := net.Listen("tcp", a.String())
+		if err != nil {
+			return fmt.Errorf("listen on https %s: %w", a, err)
+		}
+		s.https = append(s.https, s.newHTTPS(l))
+	}
+	return nil
+}
+
+func (s *Server) closeAll() {
+	for _, u := range s.udp {
+		u.close()
+	}
+	for _, t := range s.streams {
+		t.l.Close()
+	}
+	for _, h := range s.https {
+		h.l.Close()
+	}
+}
+
+// Addrs are the addresses of UDP and TCP.
+func (s *Server) Addrs() []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, t := range s.streams {
+		if t.proto == protoTCP {
+			a, _ := netip.ParseAddrPort(t.l.Addr().String())
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// Ready says whether the whole cluster has been seen once.
+func (s *Server) Ready() bool { return s.zones.Ready() }
+
+// Register registers the server's metrics.
+func (s *Server) Register(r prometheus.Registerer) error {
+	m := s.metrics
+	all := []prometheus.Collector{s, m.refusedConns, m.refusedWait, m.latency, m.apiUp, m.apiSince}
+	if s.forward != nil {
+		all = append(all, s.forward)
+	}
+	var errs []error
+	for _, c := range all {
+		errs = append(errs, r.Register(c))
+	}
+	return errors.Join(errs...)
+}
+
+// APIStatus notes for the metrics whether a resource is being watched.
+func (s *Server) APIStatus(resource string, connected bool, since time.Time) {
+	v := 0.0
+	if connected {
+		v = 1
+	}
+	s.metrics.apiUp.WithLabelValues(resource).Set(v)
+	s.metrics.apiSince.WithLabelValues(resource).Set(float64(since.UnixMilli()) / 1e3)
+}
+
+// Run serves until the context ends or a socket fails, and returns when all has ended.
+func (s *Server) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	start := func(f func(context.Context) error) {
+		wg.Go(func() {
+			if err := f(ctx); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	start(s.follow)
+	for _, u := range s.udp {
+		start(u.serve)
+	}
+	for _, t := range s.streams {
+		start(t.serve)
+	}
+	for _, h := range s.https {
+		start(h.serve)
+	}
+	if s.forward != nil {
+		start(func(ctx context.Context) error { s.forward.Run(ctx); return nil })
+	}
+	if s.queries != nil {
+		start(func(ctx context.Context) error {
+			tick := time.NewTicker(time.Second)
+			defer tick.Stop()
+			defer s.queries.flush()
+			for {
+				select {
+				case <-ctx.Done():
+					return nil
+				case <-tick.C:
+					s.queries.flush()
+				}
+			}
+		})
+	}
+	<-ctx.Done()
+	s.closeStreams()
+	wg.Wait()
+	s.resolving.Wait()
+	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+func (s *Server) closeStreams() {
+	for _, t := range s.streams {
+		t.l.Close()
+	}
+}
+
+// follow keeps the records in line with intent.
+func (s *Server) follow(ctx context.Context) error {
+	feed := s.cluster.Follow()
+	defer feed.Close()
+	for {
+		d, err := feed.Next(ctx)
+		if err != nil {
+			return nil
+		}
+		s.zones.Update(d)
+		s.observe(d, time.Now())
+	}
+}
+
+// observe notes how long changes of endpoints took to get here.
+func (s *Server) observe(d *intent.Changes, now time.Time) {
+	if !s.zones.Ready() {
+		return
+	}
+	for k := range d.Services {
+		e := s.cluster.Entry(k)
+		if e == nil || e.Service == nil {
+			continue
+		}
+		var newest time.Time
+		for _, sl := range e.Slices {
+			if sl.TriggerTime.After(newest) {
+				newest = sl.TriggerTime
+			}
+		}
+		if newest.IsZero() {
+			continue
+		}
+		kind := "cluster_ip"
+		if e.Service.Headless {
+			kind = "headless_without_selector"
+			if e.Service.HasSelector {
+				kind = "headless_with_selector"
+			}
+		}
+		s.metrics.latency.WithLabelValues(kind).Observe(now.Sub(newest).Seconds())
+	}
+}
+
+// elsewhere says whether a name that is not in its zone is to be looked for in another way.
+func (s *Server) elsewhere(q *wire.Query, from netip.Addr) bool {
+	if s.opts.Autopath && s.searches(q, from) {
+		return true
+	}
+	if s.forward == nil || len(s.beyond) == 0 || !s.mayRecurse(from) {
+		return false
+	}
+	name := q.Name()
+	for _, z := range s.beyond {
+		if len(name) >= len(z) && strings.HasSuffix(string(name), z) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Server) mayRecurse(from netip.Addr) bool {
+	return len(s.opts.AllowRecursion) == 0 || contains(s.opts.AllowRecursion, from)
+}
+
+func (s *Server) mayTransfer(from netip.Addr) bool { return contains(s.opts.AllowTransfer, from) }
+
+func contains(list []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
+}

@@ -1,0 +1,328 @@
+package server
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	batch = 64
+	// inSize is the longest question that is read: names and options of an honest client take a tenth of it.
+	inSize  = 4096
+	outSize = 4096
+	// bigSize is for the rare response that a client asked to get whole over UDP.
+	bigSize = 65535
+)
+
+// mmsghdr is the kernel's struct of that name.
+type mmsghdr struct {
+	hdr unix.Msghdr
+	n   uint32
+	_   [4]byte
+}
+
+// udpSocket is one of several sockets on the same address, each with its own thread: the kernel spreads clients among
+// them, and a thread that blocks in recvmmsg costs two system calls a batch where the runtime's poller takes four.
+type udpSocket struct {
+	s       *Server
+	fd      int
+	w       *worker
+	in, out [batch]mmsghdr
+	names   [batch]unix.RawSockaddrInet6
+	control [batch][64]byte
+	iovIn   [batch]unix.Iovec
+	iovOut  [batch]unix.Iovec
+	bufIn   []byte
+	bufOut  []byte
+	big     []byte
+	pktinfo bool
+
+	mu     sync.Mutex // guards sends after close
+	closed bool
+}
+
+// listenUDP opens n sockets on an address.
+func (s *Server) listenUDP(addr netip.AddrPort, n int) ([]*udpSocket, error) {
+	var out []*udpSocket
+	for range n {
+		u, err := s.openUDP(addr)
+		if err != nil {
+			for _, o := range out {
+				o.close()
+			}
+			return nil, err
+		}
+		if addr.Port() == 0 {
+			addr = netip.AddrPortFrom(addr.Addr(), u.port())
+		}
+		out = append(out, u)
+	}
+	return out, nil
+}
+
+func (s *Server) openUDP(addr netip.AddrPort) (*udpSocket, error) {
+	domain := unix.AF_INET6
+	if addr.Addr().Is4() {
+		domain = unix.AF_INET
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("udp socket: %w", err)
+	}
+	u := &udpSocket{s: s, fd: fd, w: s.newWorker(protoUDP), pktinfo: addr.Addr().IsUnspecified()}
+	set := func(level, opt, value int) {
+		if e := unix.SetsockoptInt(fd, level, opt, value); e != nil && err == nil {
+			err = e
+		}
+	}
+	set(unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4<<20) // as much of it as the system allows
+	if domain == unix.AF_INET6 {
+		only := 1
+		if u.pktinfo {
+			only = 0
+		}
+		set(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only)
+		if u.pktinfo {
+			set(unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+		}
+	} else if u.pktinfo {
+		set(unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+	}
+	// A thread that waits for questions looks up a few times a second, to see whether it is still wanted.
+	tv := unix.NsecToTimeval(int64(250 * time.Millisecond))
+	if e := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); e != nil && err == nil {
+		err = e
+	}
+	if err == nil {
+		err = unix.Bind(fd, sockaddr(addr))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("listen on udp %s: %w", addr, err)
+	}
+	return u, nil
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	sa := &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+	if i, err := net.InterfaceByName(a.Addr().Zone()); err == nil {
+		sa.ZoneId = uint32(i.Index)
+	}
+	return sa
+}
+
+func (u *udpSocket) port() uint16 {
+	sa, err := unix.Getsockname(u.fd)
+	if err != nil {
+		return 0
+	}
+	switch a := sa.(type) {
+	case *unix.SockaddrInet4:
+		return uint16(a.Port)
+	case *unix.SockaddrInet6:
+		return uint16(a.Port)
+	}
+	return 0
+}
+
+func (u *udpSocket) close() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.closed {
+		u.closed = true
+		unix.Close(u.fd)
+	}
+}
+
+// serve answers until the context ends.
+func (u *udpSocket) serve(ctx context.Context) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer u.close()
+	u.prepare()
+	for ctx.Err() == nil {
+		n, err := u.receive()
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return fmt.Errorf("receive: %w", err)
+		}
+		u.w.now = time.Now()
+		u.w.count.mu.Lock()
+		sent := 0
+		for i := range n {
+			sent = u.answer(i, sent)
+		}
+		u.send(sent)
+		u.w.count.spent(n, time.Since(u.w.now))
+		u.w.count.mu.Unlock()
+	}
+	return nil
+}
+
+// prepare ties the kernel's structures to the buffers, once.
+func (u *udpSocket) prepare() {
+	u.bufIn, u.bufOut = make([]byte, batch*inSize), make([]byte, batch*outSize)
+	for i := range batch {
+		u.iovIn[i].Base = &u.bufIn[i*inSize]
+		u.iovIn[i].SetLen(inSize)
+		h := &u.in[i].hdr
+		h.Name = (*byte)(unsafe.Pointer(&u.names[i]))
+		h.Iov, h.Iovlen = &u.iovIn[i], 1
+		u.out[i].hdr.Iov, u.out[i].hdr.Iovlen = &u.iovOut[i], 1
+	}
+}
+
+func (u *udpSocket) receive() (int, error) {
+	for i := range batch {
+		h := &u.in[i].hdr
+		h.Namelen = uint32(unsafe.Sizeof(u.names[i]))
+		if u.pktinfo {
+			h.Control = &u.control[i][0]
+			h.SetControllen(len(u.control[i]))
+		}
+	}
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.in[0])), batch, unix.MSG_WAITFORONE, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+// answer handles the i-th message of a batch, queueing its response behind those queued already.
+func (u *udpSocket) answer(i, queued int) int {
+	msg := u.bufIn[i*inSize : i*inSize+int(u.in[i].n)]
+	if u.in[i].hdr.Flags&unix.MSG_TRUNC != 0 {
+		return queued // nobody asks in so many words
+	}
+	from := u.from(i)
+	slot := u.bufOut[queued*outSize : queued*outSize : (queued+1)*outSize]
+	out, v := u.w.handle(slot, msg, from.Addr())
+	switch v {
+	case later:
+		u.askLater(i, msg, from)
+		return queued
+	case silent:
+		return queued
+	}
+	if len(out) > 2 && out[2]&2 != 0 && int(u.w.q.UDPSize) > outSize {
+		u.send(queued)
+		u.sendBig(i) // cut off by our buffer, not by the client's
+		return 0
+	}
+	u.queue(queued, i, out)
+	return queued + 1
+}
+
+// from reads the address of the i-th sender.
+func (u *udpSocket) from(i int) netip.AddrPort {
+	sa := &u.names[i]
+	port := binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&sa.Port))[:])
+	if sa.Family == unix.AF_INET {
+		return netip.AddrPortFrom(netip.AddrFrom4((*unix.RawSockaddrInet4)(unsafe.Pointer(sa)).Addr), port)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), port)
+}
+
+// queue makes a response ready to be sent to the i-th sender, from the address that it wrote to.
+func (u *udpSocket) queue(slot, i int, out []byte) {
+	h := &u.out[slot].hdr
+	h.Name, h.Namelen = u.in[i].hdr.Name, u.in[i].hdr.Namelen
+	u.iovOut[slot].Base = &out[0]
+	u.iovOut[slot].SetLen(len(out))
+	h.Control, h.Controllen = nil, 0
+	if u.pktinfo && u.in[i].hdr.Controllen > 0 {
+		replyFrom(u.control[i][:u.in[i].hdr.Controllen])
+		h.Control, h.Controllen = &u.control[i][0], u.in[i].hdr.Controllen
+	}
+}
+
+// replyFrom turns the packet information of a question into that of its answer, in place: same address, any interface.
+func replyFrom(control []byte) {
+	if len(control) < unix.SizeofCmsghdr {
+		return
+	}
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
+	data := control[unix.CmsgLen(0):]
+	switch {
+	case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+		(*unix.Inet4Pktinfo)(unsafe.Pointer(&data[0])).Ifindex = 0
+	case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+		p := (*unix.Inet6Pktinfo)(unsafe.Pointer(&data[0]))
+		if !netip.AddrFrom16(p.Addr).IsLinkLocalUnicast() {
+			p.Ifindex = 0
+		}
+	}
+}
+
+func (u *udpSocket) send(n int) {
+	for at := 0; at < n; {
+		sent, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.out[at])), uintptr(n-at), 0, 0, 0)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 {
+			sent = 1 // this one cannot be delivered; the others may
+			u.w.count.unsent++
+		}
+		at += int(sent)
+	}
+}
+
+// sendBig answers a question for which the usual buffer is too small.
+func (u *udpSocket) sendBig(i int) {
+	if u.big == nil {
+		u.big = make([]byte, bigSize)
+	}
+	u.w.r.Limit = min(int(u.w.q.UDPSize), u.s.opts.MaxUDPSize)
+	u.w.r.Chain = nil
+	out, _ := u.s.zones.Answer(u.big[:0], &u.w.r)
+	u.queue(0, i, out)
+	u.send(1)
+}
+
+// askLater hands a question to the resolver, which answers from another goroutine.
+func (u *udpSocket) askLater(i int, msg []byte, from netip.AddrPort) {
+	var control []byte
+	if u.pktinfo && u.in[i].hdr.Controllen > 0 {
+		control = append(control, u.control[i][:u.in[i].hdr.Controllen]...)
+		replyFrom(control)
+	}
+	name := u.names[i]
+	length := u.in[i].hdr.Namelen
+	u.s.resolve(msg, from.Addr(), protoUDP, func(out []byte) { u.sendTo(out, &name, length, control) })
+}
+
+// sendTo sends one response, from any goroutine.
+func (u *udpSocket) sendTo(out []byte, name *unix.RawSockaddrInet6, length uint32, control []byte) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.closed || len(out) == 0 {
+		return
+	}
+	var iov unix.Iovec
+	iov.Base = &out[0]
+	iov.SetLen(len(out))
+	h := unix.Msghdr{Name: (*byte)(unsafe.Pointer(name)), Namelen: length, Iov: &iov, Iovlen: 1}
+	if len(control) > 0 {
+		h.Control = &control[0]
+		h.SetControllen(len(control))
+	}
+	_, _, _ = unix.Syscall(unix.SYS_SENDMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&h)), syscall.MSG_DONTWAIT)
+}

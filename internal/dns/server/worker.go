@@ -1,0 +1,127 @@
+package server
+
+import (
+	"net/netip"
+	"time"
+
+	"portal/internal/dns/forward"
+	"portal/internal/dns/wire"
+	"portal/internal/dns/zone"
+)
+
+// worker answers the questions of one socket or connection. It belongs to one goroutine; only its counters are read by
+// others.
+type worker struct {
+	s     *Server
+	proto proto
+	count *counters
+	turn  uint32
+	q     wire.Query
+	r     zone.Request
+	now   time.Time
+}
+
+// verdict is what a worker made of a message.
+type verdict uint8
+
+const (
+	reply  verdict = iota
+	silent         // no answer
+	later          // somebody else must be asked first: see Server.resolve
+	transfer
+)
+
+func (s *Server) newWorker(p proto) *worker {
+	w := &worker{s: s, proto: p, count: s.metrics.counters(p)}
+	w.r.Query = &w.q
+	w.r.Recursive = s.forward != nil
+	return w
+}
+
+// handle answers a message into dst where it can be done at once: by a look-up and a copy, without allocating.
+func (w *worker) handle(dst, msg []byte, from netip.Addr) ([]byte, verdict) {
+	s, q := w.s, &w.q
+	switch q.Parse(msg) {
+	case wire.Drop:
+		w.count.dropped++
+		return nil, silent
+	case wire.Reject:
+		return w.done(q.Error(dst, int(q.Rcode), false, false), -1, from, sourceServer)
+	}
+	w.r.Limit = w.limit(dst)
+	switch {
+	case q.EDNS && q.Version != 0:
+		return w.done(q.Error(dst, wire.BadVers, false, false), -1, from, sourceServer)
+	case q.QClass != wire.ClassIN:
+		return w.done(q.Error(dst, wire.Refused, false, false), -1, from, sourceServer)
+	case q.QType == wire.TypeAXFR || q.QType == wire.TypeIXFR:
+		if w.proto.stream() && s.mayTransfer(from) && q.QType == wire.TypeAXFR && s.zones.IsApex(q) {
+			return nil, transfer
+		}
+		return w.done(q.Error(dst, wire.Refused, false, false), -1, from, sourceServer)
+	}
+	w.turn++
+	w.r.Rotate, w.r.Chain = w.turn, nil
+	out, outcome := s.zones.Answer(dst, &w.r)
+	switch outcome {
+	case zone.Denied:
+		if s.elsewhere(q, from) {
+			return nil, later
+		}
+		fallthrough
+	case zone.Answered:
+		return w.done(out, w.r.Zone, from, sourceZone)
+	case zone.Chase:
+		if s.forward == nil || !s.mayRecurse(from) {
+			return w.done(s.zones.Finish(dst, &w.r, w.r.Chain, nil), w.r.Zone, from, sourceZone)
+		}
+		return nil, later
+	}
+	return w.outside(dst, from)
+}
+
+// outside answers a question about a name that is not ours, if the cache can.
+func (w *worker) outside(dst []byte, from netip.Addr) ([]byte, verdict) {
+	if w.s.forward == nil || !w.s.mayRecurse(from) {
+		return w.done(w.q.Error(dst, wire.Refused, false, false), -1, from, sourceServer)
+	}
+	out, hit := w.s.forward.Cached(dst, &w.q, w.r.Limit, w.now)
+	if hit == forward.Miss {
+		return nil, later
+	}
+	return w.done(out, -1, from, sourceCache)
+}
+
+// limit is the longest response that the client takes.
+func (w *worker) limit(dst []byte) int {
+	if w.proto.stream() {
+		return min(cap(dst), 65535)
+	}
+	return min(int(w.q.UDPSize), w.s.opts.MaxUDPSize, cap(dst))
+}
+
+// done counts a response, and holds it back where a client gets too many.
+func (w *worker) done(out []byte, z int, from netip.Addr, src source) ([]byte, verdict) {
+	w.count.response(&w.q, out, z, from, src)
+	if w.proto == protoUDP && w.s.limiter != nil {
+		switch w.s.limiter.check(from, &w.q, out, w.now) {
+		case limitDrop:
+			w.count.limited++
+			return nil, silent
+		case limitTruncate: // a real client behind a forged address comes back by TCP
+			w.count.limited++
+			out = truncated(&w.q, out)
+		}
+	}
+	if w.s.queries != nil {
+		w.s.queries.write(&w.q, out, from, w.proto)
+	}
+	return out, reply
+}
+
+// truncated leaves of a response what says: ask again by TCP.
+func truncated(q *wire.Query, out []byte) []byte {
+	out = q.Begin(out)
+	q.Header(out, wire.NoError, false, false, true, 1, 0, 0, 0)
+	return out
+}

@@ -1,0 +1,151 @@
+package zone
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"portal/internal/dns/wire"
+)
+
+// maxChain bounds how many names may stand for one another.
+const maxChain = 11
+
+// link is one record of an answer that leads through several names.
+type link struct {
+	owner  string // wire form; empty: the name asked for
+	typ    uint16
+	target string // of a CNAME
+	data   []byte // of others: as in a set
+}
+
+// Chain is an answer that leads out of the zones: what is known, and where it goes on.
+type Chain struct {
+	links []link
+	// Outside are the names to look up elsewhere, in wire form; their answers belong to the end of the response.
+	Outside []string
+}
+
+// alias answers for a name that stands for others.
+func (z *Zones) alias(dst []byte, r *Request, g *origin, n *Name) ([]byte, Outcome) {
+	c := &Chain{}
+	if r.QType == wire.TypeCNAME {
+		c.links = []link{{typ: wire.TypeCNAME, target: n.targets()[0]}}
+		return z.Finish(dst, r, c, nil), Answered
+	}
+	c.links = z.follow(r, g, n, "", []string{n.owner}, c)
+	if len(c.links) == 0 {
+		return z.negative(dst, r, g, wire.NoError), Answered
+	}
+	if len(c.Outside) == 0 {
+		return z.Finish(dst, r, c, nil), Answered
+	}
+	r.Chain = c
+	return dst, Chase
+}
+
+// follow returns the links from a name to its addresses; none if they lead nowhere, or in a circle.
+func (z *Zones) follow(r *Request, g *origin, n *Name, owner string, seen []string, c *Chain) (links []link) {
+	if s := n.find(r.QType); s != nil {
+		links = append(links, link{owner: owner, typ: r.QType, data: s.data})
+	}
+	for _, t := range n.targets() {
+		if len(seen) >= maxChain || slices.Contains(seen, t) {
+			continue
+		}
+		to := link{owner: owner, typ: wire.TypeCNAME, target: t}
+		if !within(t, g.wire) {
+			links = append(links, to)
+			c.Outside = append(c.Outside, t)
+			continue
+		}
+		next := z.name(t, g)
+		if next == nil {
+			continue
+		}
+		if rest := z.follow(r, g, next, t, append(seen[:len(seen):len(seen)], t), c); len(rest) > 0 {
+			links = append(append(links, to), rest...)
+		}
+	}
+	return links
+}
+
+// within says whether a name is a zone's or below it.
+func within(name, zone string) bool {
+	for at := 0; ; at += 1 + int(name[at]) {
+		if name[at:] == zone {
+			return true
+		}
+		if name[at] == 0 {
+			return false
+		}
+	}
+}
+
+// name finds a name of a zone, prepared or not.
+func (z *Zones) name(owner string, g *origin) *Name {
+	if n := z.table.get([]byte(owner)); n != nil {
+		return n
+	}
+	var q wire.Query
+	msg := append(make([]byte, wire.HeaderLen, wire.HeaderLen+len(owner)+4), owner...)
+	msg[5] = 1
+	if q.Parse(append(msg, 0, wire.TypeA, 0, wire.ClassIN)) != wire.OK {
+		return nil
+	}
+	return z.dynamic(&q, g)
+}
+
+// Finish writes the response of a chain. found are the records that elsewhere gave for its end, in wire form without
+// pointers.
+func (z *Zones) Finish(dst []byte, r *Request, c *Chain, found [][]byte) []byte {
+	dst = r.Begin(dst)
+	opt := 0
+	if r.EDNS {
+		opt = wire.OPTLen
+	}
+	an, ar, tc := 0, 0, false
+	add := func(rr []byte) {
+		if len(dst)+len(rr)+opt > r.Limit {
+			tc = true
+			return
+		}
+		dst = append(dst, rr...)
+		an++
+	}
+	for _, l := range c.links {
+		for _, rr := range l.records(z.opts.TTL) {
+			add(rr)
+		}
+	}
+	for _, rr := range found {
+		add(rr)
+	}
+	if opt > 0 {
+		dst, ar = r.AppendOPT(dst, 0, wire.Advertised), 1
+	}
+	r.Header(dst, wire.NoError, true, r.Recursive, tc, 1, an, 0, ar)
+	return dst
+}
+
+// records writes a link out, with the owner in full where it is not the name asked for.
+func (l link) records(ttl uint32) [][]byte {
+	if l.typ == wire.TypeCNAME {
+		rr := append(appendRR(nil, toQuestion, wire.TypeCNAME, ttl, len(l.target)), l.target...)
+		return [][]byte{l.owned(rr)}
+	}
+	var out [][]byte
+	for at := 0; at < len(l.data); {
+		end := recordEnd(l.data, at)
+		out = append(out, l.owned(l.data[at:end]))
+		at = end
+	}
+	return out
+}
+
+func (l link) owned(rr []byte) []byte {
+	if l.owner == "" || binary.BigEndian.Uint16(rr) != toQuestion {
+		return rr
+	}
+	return append([]byte(strings.Clone(l.owner)), rr[2:]...)
+}

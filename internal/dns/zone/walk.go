@@ -1,0 +1,37 @@
+package zone
+
+import (
+	"portal/internal/dns/wire"
+)
+
+// Walk calls do with a message for each set of records in a zone, but SOA's: for a transfer.
+func (z *Zones) Walk(origin string, do func(message []byte) error) (err error) {
+	z.table.each(func(n *Name) bool {
+		if !within(n.owner, origin) {
+			return true
+		}
+		for _, s := range n.all() {
+			if err = do(n.message(s.typ, s)); err != nil {
+				return false
+			}
+		}
+		for _, t := range n.targets() {
+			cname := append(appendRR(nil, toQuestion, wire.TypeCNAME, z.opts.TTL, len(t)), t...)
+			if err = do(n.message(wire.TypeCNAME, set{an: 1, data: cname})); err != nil {
+				return false
+			}
+		}
+		return true
+	})
+	return err
+}
+
+// message wraps a set in a message, so that its pointers lead somewhere.
+func (n *Name) message(typ uint16, s set) []byte {
+	msg := make([]byte, wire.HeaderLen, wire.HeaderLen+len(n.owner)+4+len(s.data))
+	msg[2], msg[5] = 0x80, 1
+	msg[6], msg[7] = byte(s.an>>8), byte(s.an)
+	msg[10], msg[11] = byte(s.ar>>8), byte(s.ar)
+	msg = append(append(msg, n.owner...), byte(typ>>8), byte(typ), 0, wire.ClassIN)
+	return append(msg, s.data...)
+}

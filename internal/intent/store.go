@@ -1,0 +1,376 @@
+package intent
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"sync"
+)
+
+// Source is a kind of object that intent is fed with.
+type Source uint8
+
+const (
+	Services Source = iota
+	EndpointSlices
+	Nodes
+	Namespaces
+	Pods
+	sources
+)
+
+func (s Source) String() string {
+	return [...]string{"services", "endpointslices", "nodes", "namespaces", "pods"}[s]
+}
+
+// Cluster is the current intent. One writer changes it; any number of readers follow it through a Feed.
+type Cluster struct {
+	mu         sync.RWMutex
+	services   map[Key]*Entry
+	nodes      map[string]*Node
+	namespaces map[string]*Namespace
+	pods       map[Key]*Pod
+	wanted     [sources]bool // sources that will be listed
+	listed     [sources]bool // sources that have been
+	feeds      []*Feed
+
+	// owner remembers which Service a slice was filed under, since an update may move its label.
+	owner map[Key]string
+}
+
+// NewCluster returns an empty intent that is complete once each of the sources has been listed.
+func NewCluster(wanted ...Source) *Cluster {
+	c := &Cluster{
+		services: map[Key]*Entry{}, nodes: map[string]*Node{}, namespaces: map[string]*Namespace{},
+		pods: map[Key]*Pod{}, owner: map[Key]string{},
+	}
+	for _, s := range wanted {
+		c.wanted[s] = true
+	}
+	return c
+}
+
+// SetService adds or replaces a Service.
+func (c *Cluster) SetService(s *Service) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.update(s.Key, func(e *Entry) { e.Service = s })
+}
+
+// DeleteService removes a Service; slices that name it stay until they are removed themselves.
+func (c *Cluster) DeleteService(k Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.update(k, func(e *Entry) { e.Service = nil })
+}
+
+// SetSlice adds or replaces a slice.
+func (c *Cluster) SetSlice(s *Slice) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if was, ok := c.owner[s.Key]; ok && was != s.Service {
+		c.removeSlice(s.Key)
+	}
+	if s.Service == "" {
+		return
+	}
+	c.owner[s.Key] = s.Service
+	c.update(Key{s.Namespace, s.Service}, func(e *Entry) {
+		i, found := slices.BinarySearchFunc(e.Slices, s.Name, sliceByName)
+		if found {
+			e.Slices = slices.Clone(e.Slices)
+			e.Slices[i] = s
+			return
+		}
+		e.Slices = slices.Insert(slices.Clone(e.Slices), i, s)
+	})
+}
+
+func sliceByName(s *Slice, name string) int { return cmp.Compare(s.Name, name) }
+
+// DeleteSlice removes a slice.
+func (c *Cluster) DeleteSlice(k Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.removeSlice(k)
+}
+
+func (c *Cluster) removeSlice(k Key) {
+	service, ok := c.owner[k]
+	if !ok {
+		return
+	}
+	delete(c.owner, k)
+	c.update(Key{k.Namespace, service}, func(e *Entry) {
+		if i, found := slices.BinarySearchFunc(e.Slices, k.Name, sliceByName); found {
+			e.Slices = slices.Delete(slices.Clone(e.Slices), i, i+1)
+		}
+	})
+}
+
+// update replaces an entry by a changed copy and tells the feeds.
+func (c *Cluster) update(k Key, change func(*Entry)) {
+	next := &Entry{}
+	if old := c.services[k]; old != nil {
+		*next = *old
+	}
+	change(next)
+	if next.Service == nil && len(next.Slices) == 0 {
+		delete(c.services, k)
+	} else {
+		c.services[k] = next
+	}
+	for _, f := range c.feeds {
+		f.mark(func(d *Changes) { d.Services[k] = struct{}{} })
+	}
+}
+
+// SetNode adds or replaces a node.
+func (c *Cluster) SetNode(n *Node) {
+	set(c, c.nodes, n.Name, n, func(d *Changes) map[string]struct{} { return d.Nodes })
+}
+
+// DeleteNode removes a node.
+func (c *Cluster) DeleteNode(name string) {
+	unset(c, c.nodes, name, func(d *Changes) map[string]struct{} { return d.Nodes })
+}
+
+// SetNamespace adds or replaces a namespace.
+func (c *Cluster) SetNamespace(n *Namespace) {
+	set(c, c.namespaces, n.Name, n, func(d *Changes) map[string]struct{} { return d.Namespaces })
+}
+
+// DeleteNamespace removes a namespace.
+func (c *Cluster) DeleteNamespace(name string) {
+	unset(c, c.namespaces, name, func(d *Changes) map[string]struct{} { return d.Namespaces })
+}
+
+// SetPod adds or replaces a Pod.
+func (c *Cluster) SetPod(p *Pod) {
+	set(c, c.pods, p.Key, p, func(d *Changes) map[Key]struct{} { return d.Pods })
+}
+
+// DeletePod removes a Pod.
+func (c *Cluster) DeletePod(k Key) {
+	unset(c, c.pods, k, func(d *Changes) map[Key]struct{} { return d.Pods })
+}
+
+func set[K comparable, V any](c *Cluster, m map[K]V, k K, v V, dirty func(*Changes) map[K]struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m[k] = v
+	for _, f := range c.feeds {
+		f.mark(func(d *Changes) { dirty(d)[k] = struct{}{} })
+	}
+}
+
+func unset[K comparable, V any](c *Cluster, m map[K]V, k K, dirty func(*Changes) map[K]struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := m[k]; !ok {
+		return
+	}
+	delete(m, k)
+	for _, f := range c.feeds {
+		f.mark(func(d *Changes) { dirty(d)[k] = struct{}{} })
+	}
+}
+
+// MarkListed says that a source has been listed in full.
+func (c *Cluster) MarkListed(s Source) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.listed[s] {
+		return
+	}
+	c.listed[s] = true
+	if c.complete() {
+		for _, f := range c.feeds {
+			f.mark(func(*Changes) {})
+		}
+	}
+}
+
+// Complete says whether every source has been listed: nothing may be pruned before.
+func (c *Cluster) Complete() bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.complete()
+}
+
+func (c *Cluster) complete() bool {
+	for s := range c.wanted {
+		if c.wanted[s] && !c.listed[s] {
+			return false
+		}
+	}
+	return true
+}
+
+// Entry returns what is known about a Service name, nil for nothing.
+func (c *Cluster) Entry(k Key) *Entry {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.services[k]
+}
+
+// Slice returns a slice, nil for none.
+func (c *Cluster) Slice(k Key) *Slice {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	service, ok := c.owner[k]
+	if !ok {
+		return nil
+	}
+	e := c.services[Key{k.Namespace, service}]
+	i, _ := slices.BinarySearchFunc(e.Slices, k.Name, sliceByName)
+	return e.Slices[i]
+}
+
+// Node returns a node, nil for none.
+func (c *Cluster) Node(name string) *Node {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.nodes[name]
+}
+
+// Namespace returns a namespace, nil for none.
+func (c *Cluster) Namespace(name string) *Namespace {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.namespaces[name]
+}
+
+// Pod returns a Pod, nil for none.
+func (c *Cluster) Pod(k Key) *Pod {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.pods[k]
+}
+
+// Keys lists what a source holds at the moment: for a writer that replaces everything, and for people.
+func (c *Cluster) Keys(s Source) []Key {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var out []Key
+	switch s {
+	case Services:
+		for k, e := range c.services {
+			if e.Service != nil {
+				out = append(out, k)
+			}
+		}
+	case EndpointSlices:
+		out = slices.Collect(maps.Keys(c.owner))
+	case Pods:
+		out = slices.Collect(maps.Keys(c.pods))
+	case Nodes:
+		for name := range c.nodes {
+			out = append(out, Key{Name: name})
+		}
+	case Namespaces:
+		for name := range c.namespaces {
+			out = append(out, Key{Name: name})
+		}
+	}
+	return out
+}
+
+// Snapshot is the whole intent at one moment. Copying it costs the maps, not what they point to.
+type Snapshot struct {
+	Services   map[Key]*Entry
+	Nodes      map[string]*Node
+	Namespaces map[string]*Namespace
+	Pods       map[Key]*Pod
+	Complete   bool
+}
+
+// Snapshot returns the intent of this moment.
+func (c *Cluster) Snapshot() Snapshot {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return Snapshot{maps.Clone(c.services), maps.Clone(c.nodes), maps.Clone(c.namespaces), maps.Clone(c.pods), c.complete()}
+}
+
+// Changes are the keys that changed since a feed was last read.
+type Changes struct {
+	Services   map[Key]struct{}
+	Nodes      map[string]struct{}
+	Namespaces map[string]struct{}
+	Pods       map[Key]struct{}
+}
+
+func newChanges() *Changes {
+	return &Changes{map[Key]struct{}{}, map[string]struct{}{}, map[string]struct{}{}, map[Key]struct{}{}}
+}
+
+// Feed collects changes for one reader. However slow the reader, a key waits in it once.
+type Feed struct {
+	cluster *Cluster
+	mu      sync.Mutex
+	dirty   *Changes
+	wake    chan struct{}
+}
+
+// Follow returns a feed that begins with all that is there.
+func (c *Cluster) Follow() *Feed {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := &Feed{cluster: c, dirty: newChanges(), wake: make(chan struct{}, 1)}
+	for k := range c.services {
+		f.dirty.Services[k] = struct{}{}
+	}
+	for k := range c.nodes {
+		f.dirty.Nodes[k] = struct{}{}
+	}
+	for k := range c.namespaces {
+		f.dirty.Namespaces[k] = struct{}{}
+	}
+	for k := range c.pods {
+		f.dirty.Pods[k] = struct{}{}
+	}
+	f.wake <- struct{}{}
+	c.feeds = append(c.feeds, f)
+	return f
+}
+
+func (f *Feed) mark(change func(*Changes)) {
+	f.mu.Lock()
+	change(f.dirty)
+	f.mu.Unlock()
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Wake receives when there is something to Take.
+func (f *Feed) Wake() <-chan struct{} { return f.wake }
+
+// Take returns the changes since the last call. Values are to be read from the Cluster afterwards: they are at least as
+// new as the change.
+func (f *Feed) Take() *Changes {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d := f.dirty
+	f.dirty = newChanges()
+	return d
+}
+
+// Next waits for changes and takes them.
+func (f *Feed) Next(ctx context.Context) (*Changes, error) {
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-f.wake:
+		return f.Take(), nil
+	}
+}
+
+// Close ends the feed.
+func (f *Feed) Close() {
+	f.cluster.mu.Lock()
+	defer f.cluster.mu.Unlock()
+	f.cluster.feeds = slices.DeleteFunc(f.cluster.feeds, func(g *Feed) bool { return g == f })
+}

@@ -1,0 +1,147 @@
+package watch
+
+import (
+	"context"
+	"reflect"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+
+	"portal/internal/intent"
+)
+
+// resource is what differs between the kinds.
+type resource struct {
+	list   func(context.Context, metav1.ListOptions) (metav1.ListInterface, error)
+	watch  func(context.Context, metav1.ListOptions) (apiwatch.Interface, error)
+	each   func(list metav1.ListInterface, do func(runtime.Object))
+	apply  func(runtime.Object) intent.Key
+	remove func(intent.Key)
+}
+
+// key names an object; cluster-wide ones have no namespace.
+func (resource) key(obj runtime.Object) intent.Key {
+	if m, ok := obj.(metav1.Object); ok {
+		return intent.Key{Namespace: m.GetNamespace(), Name: m.GetName()}
+	}
+	return intent.Key{}
+}
+
+// clients talk to the two API groups that intent comes from, and know no other.
+type clients struct{ core, discovery *rest.RESTClient }
+
+func newClients(config *rest.Config) (*clients, error) {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(corev1.AddToScheme(scheme))
+	utilruntime.Must(discoveryv1.AddToScheme(scheme))
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	codecs := serializer.NewCodecFactory(scheme)
+	make := func(gv schema.GroupVersion, path string) (*rest.RESTClient, error) {
+		c := rest.CopyConfig(config)
+		c.GroupVersion, c.APIPath = &gv, path
+		c.NegotiatedSerializer = codecs.WithoutConversion()
+		c.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+		c.QPS = -1 // a handful of watches needs no throttle
+		return rest.RESTClientFor(c)
+	}
+	core, err := make(corev1.SchemeGroupVersion, "/api")
+	if err != nil {
+		return nil, err
+	}
+	discovery, err := make(discoveryv1.SchemeGroupVersion, "/apis")
+	return &clients{core, discovery}, err
+}
+
+// identity tells one cluster from another: the UID of a namespace that every cluster has. Empty where there is none or
+// it may not be read.
+func (c *clients) identity(ctx context.Context) (string, error) {
+	var ns corev1.Namespace
+	err := c.core.Get().Resource("namespaces").Name(metav1.NamespaceSystem).Do(ctx).Into(&ns)
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return "", nil
+	}
+	return string(ns.UID), err
+}
+
+func (c *clients) resource(cluster *intent.Cluster, s intent.Source, o Options) resource {
+	switch s {
+	case intent.Services:
+		return bind(c.core, "services", metav1.ListOptions{LabelSelector: o.ServiceSelector}, Service,
+			func(k intent.Key) *intent.Service {
+				if e := cluster.Entry(k); e != nil {
+					return e.Service
+				}
+				return nil
+			}, cluster.SetService, cluster.DeleteService)
+	case intent.EndpointSlices:
+		return bind(c.discovery, "endpointslices", metav1.ListOptions{LabelSelector: o.ServiceSelector}, Slice,
+			cluster.Slice, cluster.SetSlice, cluster.DeleteSlice)
+	case intent.Nodes:
+		only := metav1.ListOptions{}
+		if o.Node != "" {
+			only.FieldSelector = "metadata.name=" + o.Node
+		}
+		return bind(c.core, "nodes", only, Node,
+			func(k intent.Key) *intent.Node { return cluster.Node(k.Name) },
+			cluster.SetNode, func(k intent.Key) { cluster.DeleteNode(k.Name) })
+	case intent.Namespaces:
+		return bind(c.core, "namespaces", metav1.ListOptions{LabelSelector: o.NamespaceSelector}, Namespace,
+			func(k intent.Key) *intent.Namespace { return cluster.Namespace(k.Name) },
+			cluster.SetNamespace, func(k intent.Key) { cluster.DeleteNamespace(k.Name) })
+	default:
+		return bind(c.core, "pods", metav1.ListOptions{}, Pod, cluster.Pod, cluster.SetPod, cluster.DeletePod)
+	}
+}
+
+// object is a pointer to an API type.
+type object[T any] interface {
+	*T
+	runtime.Object
+}
+
+// bind ties a kind of the API to the functions of the cluster that take it.
+func bind[T any, P object[T], V any](c *rest.RESTClient, plural string, only metav1.ListOptions,
+	convert func(P) *V, current func(intent.Key) *V, set func(*V), remove func(intent.Key)) resource {
+	request := func(o metav1.ListOptions) *rest.Request {
+		o.LabelSelector, o.FieldSelector = only.LabelSelector, only.FieldSelector
+		return c.Get().Resource(plural).SpecificallyVersionedParams(&o, metav1.ParameterCodec, schema.GroupVersion{Version: "v1"})
+	}
+	r := resource{remove: remove}
+	r.list = func(ctx context.Context, o metav1.ListOptions) (metav1.ListInterface, error) {
+		obj, err := request(o).Do(ctx).Get()
+		if err != nil {
+			return nil, err
+		}
+		return obj.(metav1.ListInterface), nil
+	}
+	r.watch = func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
+		o.Watch = true
+		return request(o).Watch(ctx)
+	}
+	r.each = func(list metav1.ListInterface, do func(runtime.Object)) {
+		items := reflect.ValueOf(list).Elem().FieldByName("Items")
+		for i := range items.Len() {
+			do(items.Index(i).Addr().Interface().(runtime.Object))
+		}
+	}
+	r.apply = func(obj runtime.Object) intent.Key {
+		k := r.key(obj)
+		next := convert(obj.(P))
+		switch {
+		case next == nil:
+			remove(k)
+		case !reflect.DeepEqual(current(k), next): // a relist brings mostly what is known
+			set(next)
+		}
+		return k
+	}
+	return r
+}

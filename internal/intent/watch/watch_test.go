@@ -1,0 +1,192 @@
+package watch
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"portal/internal/intent"
+	"portal/internal/intent/watch/watchtest"
+)
+
+func service(name, ip string) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec:       corev1.ServiceSpec{ClusterIP: ip, ClusterIPs: []string{ip}, Ports: []corev1.ServicePort{{Port: 80}}},
+	}
+}
+
+// watched runs a watcher of Services against the server until the test ends.
+func watched(t *testing.T, api *watchtest.Server, sources ...intent.Source) (*intent.Cluster, *Watcher) {
+	t.Helper()
+	config, err := api.Start("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster := intent.NewCluster(sources...)
+	w, err := New(cluster, Options{Config: config, Sources: sources})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { w.Run(ctx) })
+	t.Cleanup(func() { cancel(); wg.Wait(); api.Kill() })
+	return cluster, w
+}
+
+func eventually(t *testing.T, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(within); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("after %v: not %s", within, what)
+		}
+	}
+}
+
+func TestListsInPagesThenFollows(t *testing.T) {
+	api := watchtest.New(100, "u1")
+	for i := range 2*pageSize + 7 {
+		api.Put(service(fmt.Sprintf("s%04d", i), "10.96.0.1"))
+	}
+	cluster, _ := watched(t, api, intent.Services, intent.Namespaces)
+	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	if n := len(cluster.Keys(intent.Services)); n != 2*pageSize+7 {
+		t.Fatalf("%d Services after the list", n)
+	}
+	k := intent.Key{Namespace: "default", Name: "s0000"}
+	api.Put(service("s0000", "10.96.0.9"))
+	eventually(t, 2*time.Second, "changed", func() bool { return cluster.Entry(k).Service.ClusterIPs[0] == netip.MustParseAddr("10.96.0.9") })
+	api.Delete(service("s0000", "10.96.0.9"))
+	eventually(t, 2*time.Second, "gone", func() bool { return cluster.Entry(k) == nil })
+}
+
+func TestForgottenHistoryIsListedAgain(t *testing.T) {
+	api := watchtest.New(100, "u1")
+	api.Put(service("old", "10.96.0.1"))
+	cluster, _ := watched(t, api, intent.Services)
+	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	api.Kill()
+	api.Delete(service("old", ""))
+	api.Put(service("new", "10.96.0.2"))
+	api.Forget()
+	if _, err := api.Start(api.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 5*time.Second, "renewed", func() bool {
+		return cluster.Entry(intent.Key{Namespace: "default", Name: "new"}) != nil && cluster.Entry(intent.Key{Namespace: "default", Name: "old"}) == nil
+	})
+}
+
+// A server that comes back with other objects, whose versions look like a continuation, must not be mistaken for the
+// old one; and nothing that both hold may go in between.
+func TestAnotherClusterBehindTheSameAddress(t *testing.T) {
+	api := watchtest.New(100, "u1")
+	api.Put(service("both", "10.96.0.1"), service("only-old", "10.96.0.2"))
+	cluster, w := watched(t, api, intent.Services)
+	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	api.Kill()
+	eventually(t, 5*time.Second, "told that the API is away", func() bool { s := w.Status()[0]; return !s.Connected && s.Listed && s.Err != nil })
+	other := watchtest.New(50, "u2")
+	other.Put(service("only-new", "10.96.0.3"), service("both", "10.96.0.1"))
+	for range 100 { // its versions pass the old server's
+		other.Put(service("both", "10.96.0.1"))
+	}
+	key := func(n string) intent.Key { return intent.Key{Namespace: "default", Name: n} }
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				if cluster.Entry(key("both")) == nil {
+					t.Error("a Service that was there all along went in between")
+					return
+				}
+			}
+		}
+	})
+	if _, err := other.Start(api.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	defer other.Kill()
+	eventually(t, 5*time.Second, "the new cluster's", func() bool {
+		return cluster.Entry(key("only-new")) != nil && cluster.Entry(key("only-old")) == nil
+	})
+	close(stop)
+	wg.Wait()
+}
+
+func TestConvertService(t *testing.T) {
+	policy, proxy := corev1.ServiceInternalTrafficPolicyLocal, corev1.LoadBalancerIPModeProxy
+	timeout, near := int32(60), corev1.ServiceTrafficDistributionPreferSameNode
+	got := Service(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", Labels: map[string]string{
+			"service.kubernetes.io/service-proxy-name": "other", "service.kubernetes.io/headless": ""}},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1", "fd00:96::1"},
+			IPFamilies:  []corev1.IPFamily{"IPv4", "IPv6"},
+			Ports:       []corev1.ServicePort{{Name: "p", Protocol: "UDP", Port: 53, NodePort: 30053, TargetPort: intstr.FromString("dns")}},
+			ExternalIPs: []string{"192.0.2.1"}, LoadBalancerSourceRanges: []string{" 192.0.2.7/24 "},
+			InternalTrafficPolicy: &policy, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 31000,
+			SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}},
+			TrafficDistribution: &near, PublishNotReadyAddresses: true, Selector: map[string]string{"a": "b"},
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.0.2.2", IPMode: &proxy}, {Hostname: "lb.example"}}}},
+	})
+	want := &intent.Service{
+		Key: intent.Key{Namespace: "ns", Name: "web"}, Type: intent.LoadBalancer,
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")}, Families: []intent.Family{intent.IPv4, intent.IPv6},
+		Ports:       []intent.Port{{Name: "p", Protocol: intent.UDP, Port: 53, NodePort: 30053, Target: "dns"}},
+		ExternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, SourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+		Ingress:       []intent.Ingress{{Addr: netip.MustParseAddr("192.0.2.2"), Proxied: true}, {Hostname: "lb.example"}},
+		InternalLocal: true, ExternalLocal: true, HealthCheckNodePort: 31000, Affinity: time.Minute, Distribution: intent.PreferSameNode,
+		PublishNotReady: true, HasSelector: true, ProxyName: "other", HeadlessLabel: true,
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Fatalf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func TestConvertSlice(t *testing.T) {
+	yes, no, name, port := true, false, "http", int32(80)
+	host, node, zone := "h", "n1", "z1"
+	got := Slice(&discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-1", Labels: map[string]string{"kubernetes.io/service-name": "web"},
+			Annotations: map[string]string{"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-02T03:04:05.5Z"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}, {}},
+		Endpoints: []discoveryv1.Endpoint{
+			{Addresses: []string{"10.0.0.1", "10.0.0.2"}, Hostname: &host, NodeName: &node, Zone: &zone, Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z1"}}}},
+			{Addresses: []string{"10.0.0.3"}, Conditions: discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "p"}},
+			{Addresses: []string{"10.0.0.4"}, Conditions: discoveryv1.EndpointConditions{Ready: &no}},
+		},
+	})
+	hints := &intent.Hints{ForZones: []string{"z1"}}
+	addr := netip.MustParseAddr
+	want := &intent.Slice{
+		Key: intent.Key{Namespace: "ns", Name: "web-1"}, Service: "web", Family: intent.IPv4,
+		Ports: []intent.EndpointPort{{Name: "http", Protocol: intent.TCP, Port: 80}, {Protocol: intent.TCP}},
+		Endpoints: []intent.Endpoint{
+			{Addr: addr("10.0.0.1"), Hostname: "h", NodeName: "n1", Zone: "z1", Hints: hints, Condition: intent.Ready | intent.Serving},
+			{Addr: addr("10.0.0.2"), Hostname: "h", NodeName: "n1", Zone: "z1", Hints: hints, Condition: intent.Ready | intent.Serving | intent.Secondary},
+			{Addr: addr("10.0.0.3"), Condition: intent.Serving | intent.Terminating, Pod: "p"},
+			{Addr: addr("10.0.0.4")},
+		},
+		TriggerTime: time.Date(2026, 1, 2, 3, 4, 5, 5e8, time.UTC),
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Fatalf("got  %+v\nwant %+v", got, want)
+	}
+}

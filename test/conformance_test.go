@@ -1,0 +1,110 @@
+package test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"portal/test/harness"
+)
+
+// recorded are the folders of answers recorded from the real components, each with how it is asked of Portal. Another
+// folder is a line here.
+var recorded = []struct {
+	folder  string
+	checker string
+	golden  string
+	// run starts what is to be asked and says how the checker finds it.
+	run func(t *testing.T) (env []string)
+	// allowed are differences that a case may have, and why.
+	allowed map[string]*regexp.Regexp
+}{
+	{
+		folder: "api", checker: "run.py", golden: "cases.json", run: apiAlone,
+		// The one moment in time that the checker compares as it stands: when the recording server was started.
+		allowed: map[string]*regexp.Regexp{
+			"cidr/default": regexp.MustCompile(`^step\[0\]\.object\.status\.conditions\[0\]\.lastTransitionTime: want "[^"]+", got "[^"]+"$`),
+		},
+	},
+}
+
+func apiAlone(t *testing.T) []string {
+	return []string{"KUBECONFIG=" + startPortal(t, "--controllers", "none").Kubeconfig}
+}
+
+// TestConformance asks what was asked of the real components, and demands their answers.
+func TestConformance(t *testing.T) {
+	for _, r := range recorded {
+		t.Run(r.folder, func(t *testing.T) {
+			t.Parallel()
+			folder := shared(t, "conformance", r.folder)
+			if _, err := exec.LookPath("python3"); err != nil {
+				t.Fatal("python3 is needed for the checkers of the recorded answers: ", err)
+			}
+			env := append(r.run(t), "PYTHONDONTWRITEBYTECODE=1")
+			// The checker's exit status says only what its lines say too.
+			out, err := harness.Run(context.Background(), env, "python3", filepath.Join(folder, r.checker), "check", filepath.Join(folder, r.golden))
+			passed := 0
+			for _, f := range failures(out, &passed) {
+				if pattern := r.allowed[f.name]; pattern == nil || len(f.lines) != 1 || !pattern.MatchString(f.lines[0]) {
+					t.Errorf("%s\n  %s", f.name, strings.Join(f.lines, "\n  "))
+				}
+			}
+			if passed == 0 {
+				t.Fatalf("nothing passed: %v\n%s", err, out)
+			}
+		})
+	}
+}
+
+type failure struct {
+	name  string
+	lines []string
+}
+
+// failures reads a checker's report: FAIL and a name, what differs below it, and the sum at the end.
+func failures(report string, passed *int) (out []failure) {
+	sum := regexp.MustCompile(`^(\d+) passed, \d+ failed$`)
+	for line := range strings.Lines(report) {
+		line = strings.TrimRight(line, "\n")
+		switch {
+		case strings.HasPrefix(line, "FAIL "):
+			out = append(out, failure{name: strings.TrimPrefix(line, "FAIL ")})
+		case strings.HasPrefix(line, "     ") && len(out) > 0:
+			last := &out[len(out)-1]
+			last.lines = append(last.lines, strings.TrimSpace(line))
+		case sum.MatchString(line):
+			*passed, _ = strconv.Atoi(sum.FindStringSubmatch(line)[1])
+		}
+	}
+	return out
+}
+
+// TestRecordedFoldersAreKnown fails when a folder of recorded answers appears that nobody asks, unless it is known to be
+// asked elsewhere.
+func TestRecordedFoldersAreKnown(t *testing.T) {
+	elsewhere := map[string]string{
+		"controllers": "needs controllers, which are no part of the API server",
+		"dns":         "needs the DNS server",
+		"env":         "is asked where the variables are made: internal/serviceenv",
+		"dataplane":   "needs the proxy",
+	}
+	entries, err := os.ReadDir(shared(t, "conformance"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		known := !e.IsDir() || elsewhere[e.Name()] != "" || strings.HasPrefix(e.Name(), "_")
+		for _, r := range recorded {
+			known = known || r.folder == e.Name()
+		}
+		if !known {
+			t.Errorf("../shared/conformance/%s is asked by no test", e.Name())
+		}
+	}
+}
