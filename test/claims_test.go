@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
@@ -20,9 +19,16 @@ import (
 	"portal/internal/store"
 )
 
+// reporter is what testing.T and rapid.T have in common.
+type reporter interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Fatal(args ...any)
+}
+
 // claimsOf are the claims that stored Services must have, each with its owner. One address or port with two owners
 // fails the test.
-func claimsOf(t testing.TB, services []corev1.Service) (addresses, ports map[string]string) {
+func claimsOf(t reporter, services []corev1.Service) (addresses, ports map[string]string) {
 	t.Helper()
 	addresses, ports = map[string]string{}, map[string]string{}
 	take := func(claims map[string]string, what, owner string) {
@@ -44,34 +50,45 @@ func claimsOf(t testing.TB, services []corev1.Service) (addresses, ports map[str
 	return addresses, ports
 }
 
-// checkClaims demands that the claims are exactly those of the Services: through the API, and in etcd where the test
-// can look into it.
-func checkClaims(t testing.TB, client kubernetes.Interface, etcd *clientv3.Client) {
+// checkClaims demands that the claims are exactly those of the Services, as far as the API shows them. etcd is nil
+// where the test can't look into it.
+func checkClaims(t reporter, client kubernetes.Interface, etcd *clientv3.Client) {
 	t.Helper()
-	ctx := context.Background()
-	services, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	ports := checkAddresses(t, client)
+	compareClaims(t, "node port (by dry run)", ports, portsByDryRun(t, client, ports))
+	if etcd != nil {
+		compareClaims(t, "node port", ports, portsInEtcd(t, etcd))
+	}
+}
+
+// checkAddresses compares the IPAddress objects with the Services, and returns the ports that are held.
+func checkAddresses(t reporter, client kubernetes.Interface) (ports map[string]string) {
+	t.Helper()
+	services, err := client.CoreV1().Services("").List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := client.NetworkingV1().IPAddresses().List(context.Background(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	addresses, ports := claimsOf(t, services.Items)
-	objects, err := client.NetworkingV1().IPAddresses().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	found := map[string]string{}
 	for _, o := range objects.Items {
 		found[o.Name] = o.Spec.ParentRef.Namespace + "/" + o.Spec.ParentRef.Name
 	}
 	compareClaims(t, "IPAddress", addresses, found)
-	compareClaims(t, "node port (by dry run)", ports, portsByDryRun(t, client, ports))
-	if etcd == nil {
-		return
-	}
-	resp, err := etcd.Get(ctx, store.Prefix+service.PortPrefix, clientv3.WithPrefix())
+	return ports
+}
+
+// portsInEtcd are the claims on ports as they are kept.
+func portsInEtcd(t reporter, etcd *clientv3.Client) map[string]string {
+	t.Helper()
+	resp, err := etcd.Get(context.Background(), store.Prefix+service.PortPrefix, clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)
 	}
-	found = map[string]string{}
+	found := map[string]string{}
 	for _, kv := range resp.Kvs {
 		var owner service.Owner
 		if err := json.Unmarshal(kv.Value, &owner); err != nil {
@@ -79,10 +96,10 @@ func checkClaims(t testing.TB, client kubernetes.Interface, etcd *clientv3.Clien
 		}
 		found[strings.TrimPrefix(string(kv.Key), store.Prefix+service.PortPrefix)] = owner.Namespace + "/" + owner.Name
 	}
-	compareClaims(t, "node port", ports, found)
+	return found
 }
 
-func compareClaims(t testing.TB, what string, want, found map[string]string) {
+func compareClaims(t reporter, what string, want, found map[string]string) {
 	t.Helper()
 	for _, key := range slices.Sorted(maps.Keys(want)) {
 		if found[key] != want[key] {
@@ -98,7 +115,7 @@ func compareClaims(t testing.TB, what string, want, found map[string]string) {
 
 // portsByDryRun asks of every port of the range whether it could be had. It can't say who has one that is taken, so it
 // believes owners.
-func portsByDryRun(t testing.TB, client kubernetes.Interface, owners map[string]string) map[string]string {
+func portsByDryRun(t reporter, client kubernetes.Interface, owners map[string]string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
 	var mu sync.Mutex

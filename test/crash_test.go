@@ -151,6 +151,9 @@ func crash(t *testing.T, v *victim, seed uint64, rounds int) {
 		}
 		book.check(t, stored.Items)
 		checkClaims(t, back, etcd)
+		if out, err := harness.Run(context.Background(), nil, harness.Portal(), "audit", "--kubeconfig", v.api.Kubeconfig); err != nil {
+			t.Errorf("portal audit: %v\n%s", err, out)
+		}
 		if t.Failed() {
 			t.Fatalf("round %d of seed %d", round, seed)
 		}

@@ -47,7 +47,7 @@ func startPortal(t testing.TB, args ...string) *harness.API {
 // startEtcd runs an etcd cluster until the test ends.
 func startEtcd(t testing.TB, members int) []*harness.Etcd {
 	t.Helper()
-	need(t, harness.Peer("etcd"), "etcd")
+	need(t, harness.Peer("etcd"), ".cache/peers/etcd")
 	cluster, err := harness.StartEtcd(t.TempDir(), members)
 	if err != nil {
 		t.Fatal(err)

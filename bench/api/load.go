@@ -23,6 +23,8 @@ const (
 	warmUps = 300
 	// namespaces that the Services are spread over.
 	namespaces = 10
+	// ours selects the Services that were made here.
+	ours = "app.kubernetes.io/part-of=bench"
 )
 
 // load is a number of clients that create Services.

@@ -47,7 +47,7 @@ func measureWatches(ctx context.Context, s *subject, watchers, updates int, say 
 		stop()
 		return nil, err
 	}
-	services, err := client.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=bench"})
+	services, err := client.CoreV1().Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: ours})
 	if err != nil {
 		stop()
 		return nil, err
@@ -210,7 +210,8 @@ func (f *fanOut) wait(ctx context.Context, event int) (time.Time, error) {
 	case err := <-f.broken:
 		return time.Time{}, err
 	case <-time.After(eventLimit):
-		return time.Time{}, fmt.Errorf("event %d has reached only %d of %d watchers in %s", event, f.arrived[event].Load(), f.watchers, eventLimit)
+		return time.Time{}, fmt.Errorf("event %d has reached only %d of %d watchers in %s",
+			event, f.arrived[event].Load(), f.watchers, eventLimit)
 	case <-ctx.Done():
 		return time.Time{}, ctx.Err()
 	}

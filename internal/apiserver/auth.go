@@ -32,12 +32,9 @@ func newAuthenticator(ca []byte, tokenFile string) (authenticator.Request, error
 	verify := x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	known := []authenticator.Request{x509request.New(verify, x509request.CommonNameUserConversion)}
 	if tokenFile != "" {
-		if _, err := os.Stat(tokenFile); err != nil {
-			return nil, fmt.Errorf("--token-auth-file: %w", err)
-		}
-		tokens, err := tokenfile.NewCSV(tokenFile)
+		tokens, err := readTokens(tokenFile)
 		if err != nil {
-			return nil, fmt.Errorf("--token-auth-file %s: each line must be token,user,uid,\"groups\": %w", tokenFile, err)
+			return nil, err
 		}
 		known = append(known, bearertoken.New(tokens), websocket.NewProtocolAuthenticator(tokens))
 	}
@@ -49,6 +46,18 @@ func newAuthenticator(ca []byte, tokenFile string) (authenticator.Request, error
 		group.NewAuthenticatedGroupAdder(union.New(known...)),
 		anonymous.NewAuthenticator(open),
 	), nil
+}
+
+// readTokens reads a file of static tokens.
+func readTokens(path string) (authenticator.Token, error) {
+	if _, err := os.Stat(path); err != nil {
+		return nil, fmt.Errorf("--token-auth-file: %w", err)
+	}
+	tokens, err := tokenfile.NewCSV(path)
+	if err != nil {
+		return nil, fmt.Errorf("--token-auth-file %s: each line must be token,user,uid,\"groups\": %w", path, err)
+	}
+	return tokens, nil
 }
 
 // mastersOnly lets members of system:masters do everything and everybody else read openPaths. It stands until roles

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -166,14 +167,24 @@ func (s *Server) ensureService(ctx context.Context) error {
 func (s *Server) ensureAuthenticationConfig(ctx context.Context) error {
 	const name = "extension-apiserver-authentication"
 	client := s.client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
-	want := map[string]string{"client-ca-file": string(s.authority.PEM)}
+	want := map[string]string{
+		"client-ca-file": string(s.authority.PEM),
+		// Nothing stands before this API that would speak for others, and no certificate has this name. Without the
+		// entries, components that look for them complain for ever.
+		"requestheader-client-ca-file":       string(s.authority.PEM),
+		"requestheader-allowed-names":        `["portal-front-proxy"]`,
+		"requestheader-username-headers":     `["X-Remote-User"]`,
+		"requestheader-uid-headers":          `["X-Remote-Uid"]`,
+		"requestheader-group-headers":        `["X-Remote-Group"]`,
+		"requestheader-extra-headers-prefix": `["X-Remote-Extra-"]`,
+	}
 	current, err := client.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		_, err = client.Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceSystem}, Data: want,
 		}, metav1.CreateOptions{})
-	case err == nil && current.Data["client-ca-file"] != want["client-ca-file"]:
+	case err == nil && !maps.Equal(current.Data, want):
 		current.Data = want
 		_, err = client.Update(ctx, current, metav1.UpdateOptions{})
 	}

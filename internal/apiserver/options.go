@@ -13,6 +13,7 @@ import (
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"portal/internal/store"
 )
@@ -66,7 +67,7 @@ type completed struct {
 // complete checks the options and names the flag of each mistake.
 func (o Options) complete() (*completed, error) {
 	c := &completed{Options: o}
-	return c, errors.Join(c.completeListen(), c.completeRanges(), c.completeStore(), c.completeLimits())
+	return c, errors.Join(c.completeListen(), c.completeRanges(), c.completeStore(), c.completeLimits(), c.completeAccess())
 }
 
 // Validate says what is wrong with the options, naming the flags.
@@ -187,6 +188,24 @@ func (c *completed) completeLimits() error {
 		return errors.New("--event-ttl: must be at least 1s")
 	case c.MaxBodyBytes < 1<<10:
 		return errors.New("--max-request-bytes: must be at least 1024")
+	}
+	return nil
+}
+
+// completeAccess checks what says who may come, and by which name.
+func (c *completed) completeAccess() error {
+	if c.TokenFile != "" {
+		if _, err := readTokens(c.TokenFile); err != nil {
+			return err
+		}
+	}
+	for _, name := range c.ExtraSANs {
+		if _, err := netip.ParseAddr(name); err == nil {
+			continue
+		}
+		if len(validation.IsDNS1123Subdomain(name)) > 0 && len(validation.IsWildcardDNS1123Subdomain(name)) > 0 {
+			return fmt.Errorf("--tls-san %q: must be an IP address or a DNS name", name)
+		}
 	}
 	return nil
 }

@@ -197,6 +197,9 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	}
 	etcd := healthz.NamedCheck("etcd", func(r *http.Request) error { return s.store.Check(r.Context()) })
 	config.AddHealthChecks(etcd)
+	config.BuildHandlerChainFunc = func(api http.Handler, c *genericserver.Config) http.Handler {
+		return genericserver.DefaultBuildHandlerChain(ownMistakes(api, codecs), c)
+	}
 	return config, nil
 }
 

@@ -68,7 +68,8 @@ func TestTheEndIsRight(t *testing.T) {
 	if proxy.Broken.Load() < 20 {
 		t.Errorf("only %d requests were broken: this has tested nothing", proxy.Broken.Load())
 	}
-	w.eventually(40*time.Second, func() string { return w.wrong() })
+	// An informer whose watches were cut again and again waits up to a minute.
+	w.eventually(75*time.Second, func() string { return w.wrong() })
 	time.Sleep(time.Second)
 	if wrong := w.wrong(); wrong != "" {
 		t.Fatalf("it was right and is no longer: %s", wrong)

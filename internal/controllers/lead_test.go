@@ -25,8 +25,9 @@ import (
 const candidate = "PORTAL_TEST_CANDIDATE"
 
 type candidacy struct {
-	REST     rest.Config
-	Election controllers.Election
+	Host, Token string
+	TLS         rest.TLSClientConfig
+	Election    controllers.Election
 }
 
 func TestMain(m *testing.M) {
@@ -49,14 +50,14 @@ func lead(text string) error {
 	if err != nil {
 		return err
 	}
-	return controllers.Lead(context.Background(), controllers.Config{REST: &c.REST}, selection, c.Election)
+	config := &rest.Config{Host: c.Host, BearerToken: c.Token, TLSClientConfig: c.TLS}
+	return controllers.Lead(context.Background(), controllers.Config{REST: config}, selection, c.Election)
 }
 
 // startCandidate starts one of several controllers that may lead.
 func (w *world) startCandidate(name string) *exec.Cmd {
 	w.Helper()
-	c := candidacy{Election: controllers.DefaultElection()}
-	c.REST.Host, c.REST.BearerToken, c.REST.TLSClientConfig = w.config.Host, w.config.BearerToken, w.config.TLSClientConfig
+	c := candidacy{Host: w.config.Host, Token: w.config.BearerToken, TLS: w.config.TLSClientConfig, Election: controllers.DefaultElection()}
 	c.Election.Namespace, c.Election.Name, c.Election.Identity = w.namespace, "lead", name
 	text, err := json.Marshal(c)
 	w.must(err)

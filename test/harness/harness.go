@@ -107,6 +107,12 @@ func (p *Process) Stop(limit time.Duration) error {
 	default:
 	}
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	return p.Wait(limit)
+}
+
+// Wait waits for the process to end by itself, or because it was asked to; it is killed, and an error returned, if it
+// takes longer than the limit.
+func (p *Process) Wait(limit time.Duration) error {
 	select {
 	case <-p.done:
 		return p.err
@@ -222,4 +228,19 @@ func Run(ctx context.Context, env []string, path string, args ...string) (string
 		return out.String(), fmt.Errorf("%s %s: %w\n%s", filepath.Base(path), strings.Join(args, " "), err, out.String())
 	}
 	return out.String(), nil
+}
+
+// WaitURL waits until a URL is answered with 200, whatever the certificate.
+func WaitURL(url string, limit time.Duration) error {
+	return poll(limit, func() error {
+		resp, err := insecure.Get(url)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s: %s", url, resp.Status)
+		}
+		return nil
+	})
 }

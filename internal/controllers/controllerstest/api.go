@@ -21,8 +21,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// ErrNoServer says that there is no API server to be had.
-var ErrNoServer = errors.New("no API server: set PORTAL_TEST_KUBECONFIG, or build the peers into .cache/peers")
+// ErrNoServer says that the reference server isn't there.
+var ErrNoServer = errors.New("no reference API server: build the peers into .cache/peers")
 
 var shared struct {
 	once   sync.Once
@@ -31,16 +31,20 @@ var shared struct {
 	err    error
 }
 
-// APIServer is an API server that the tests of a package share: that of PORTAL_TEST_KUBECONFIG, or else the reference
-// server from .cache/peers. Tests keep to namespaces of their own. Main ends it.
+// APIServer is an API server without controllers that the tests of a package share: Portal's own, in this process.
+// With PORTAL_TEST_SERVER=reference it is kube-apiserver from .cache/peers, and with PORTAL_TEST_KUBECONFIG that one.
+// Tests keep to namespaces of their own. Main ends it.
 func APIServer(t testing.TB) *rest.Config {
 	t.Helper()
 	shared.once.Do(func() {
-		if path := os.Getenv("PORTAL_TEST_KUBECONFIG"); path != "" {
+		switch path := os.Getenv("PORTAL_TEST_KUBECONFIG"); {
+		case path != "":
 			shared.config, shared.err = clientcmd.BuildConfigFromFlags("", path)
-			return
+		case os.Getenv("PORTAL_TEST_SERVER") == "reference":
+			shared.config, shared.stop, shared.err = StartReference(os.TempDir(), filepath.Join(root(), ".cache", "peers"))
+		default:
+			shared.config, shared.stop, shared.err = StartPortal()
 		}
-		shared.config, shared.stop, shared.err = StartReference(os.TempDir(), filepath.Join(root(), ".cache", "peers"))
 	})
 	if errors.Is(shared.err, ErrNoServer) {
 		t.Skip(shared.err)

@@ -4,6 +4,7 @@ package garbage
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -104,12 +105,9 @@ func (c *Controller) watchKinds(ctx context.Context, done *sync.WaitGroup) {
 }
 
 func (c *Controller) discover(ctx context.Context, done *sync.WaitGroup) error {
-	groups, err := restmapper.GetAPIGroupResources(c.Discovery)
-	if err != nil {
-		return err
-	}
-	lists, err := c.Discovery.ServerPreferredResources()
-	if len(lists) == 0 {
+	mapper, err := c.newMapper()
+	lists, preferredErr := c.Discovery.ServerPreferredResources()
+	if err = errors.Join(err, preferredErr); len(lists) == 0 {
 		return err
 	}
 	found := map[schema.GroupVersionResource]bool{}
@@ -126,7 +124,9 @@ func (c *Controller) discover(ctx context.Context, done *sync.WaitGroup) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.mapper = restmapper.NewDiscoveryRESTMapper(groups)
+	if c.mapper == nil || err == nil {
+		c.mapper = mapper // an incomplete one only until there is a better
+	}
 	for gvr := range found {
 		if _, ok := c.kinds[gvr]; !ok {
 			c.kinds[gvr] = c.watchKind(ctx, gvr, done)
@@ -140,6 +140,26 @@ func (c *Controller) discover(ctx context.Context, done *sync.WaitGroup) error {
 		}
 	}
 	return err
+}
+
+// newMapper knows the kinds that discovery tells of. With an error it knows some of them.
+func (c *Controller) newMapper() (apimeta.RESTMapper, error) {
+	groups, lists, err := c.Discovery.ServerGroupsAndResources()
+	byVersion := map[string][]metav1.APIResource{}
+	for _, list := range lists {
+		byVersion[list.GroupVersion] = list.APIResources
+	}
+	var known []*restmapper.APIGroupResources
+	for _, group := range groups {
+		g := &restmapper.APIGroupResources{Group: *group, VersionedResources: map[string][]metav1.APIResource{}}
+		for _, version := range group.Versions {
+			if resources, ok := byVersion[version.GroupVersion]; ok {
+				g.VersionedResources[version.Version] = resources
+			}
+		}
+		known = append(known, g)
+	}
+	return restmapper.NewDiscoveryRESTMapper(known), err
 }
 
 func (c *Controller) watchKind(ctx context.Context, gvr schema.GroupVersionResource, done *sync.WaitGroup) watched {

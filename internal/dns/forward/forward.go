@@ -5,10 +5,12 @@ package forward
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"portal/internal/dns/wire"
@@ -190,6 +192,25 @@ func question(q *wire.Query) []byte {
 	return append(append(b, q.Name()...), byte(q.QType>>8), byte(q.QType), 0, wire.ClassIN)
 }
 
+// tidy packs a response anew: without OPT, and with names as pointers to the question, so that they take on the case in
+// which each client asks.
+func tidy(msg []byte) []byte {
+	m := new(dns.Msg)
+	if m.Unpack(msg) != nil {
+		return msg
+	}
+	m.Extra = slices.DeleteFunc(m.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
+	m.Compress = true
+	if m.Rcode > 15 {
+		m.Rcode = dns.RcodeServerFailure // an extended code has no place without its OPT
+	}
+	packed, err := m.Pack()
+	if err != nil {
+		return msg
+	}
+	return packed
+}
+
 // begin asks a question, or joins one that is on its way.
 func (f *Forwarder) begin(k string, question []byte, do, cd bool) *call {
 	f.mu.Lock()
@@ -207,6 +228,7 @@ func (f *Forwarder) begin(k string, question []byte, do, cd bool) *call {
 	f.running.Go(func() {
 		c.msg, c.err = f.ask(question, do, cd)
 		if c.err == nil {
+			c.msg = tidy(c.msg)
 			if c.e = newEntry(c.msg, f.o.Clock(), &f.o); c.e != nil && f.cache != nil {
 				f.cache.put(k, c.e)
 			}

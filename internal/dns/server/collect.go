@@ -31,10 +31,14 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	m := s.metrics
-	all := &counters{}
+	all, servers := &counters{}, map[string]*counters{}
 	for p, c := range m.sums() {
 		all.addAll(c)
 		server, pr := m.serverLabel(proto(p)), proto(p)
+		if servers[server] == nil {
+			servers[server] = &counters{}
+		}
+		servers[server].addAll(c)
 		for z := range c.requests {
 			for t := range c.requests[z] {
 				for f := range c.requests[z][t] {
@@ -56,8 +60,12 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 		}
 		ch <- c.inSize.metric(descInSize, sizeBuckets, 1, server, ".", "", pr.String())
 		ch <- c.outSize.metric(descOutSize, sizeBuckets, 1, server, ".", "", pr.String())
-		ch <- c.times.metric(descDuration, timeBuckets, 1e-9, server, ".", "")
-		ch <- count(descDO, c.do, server, ".", "")
+	}
+	for server, c := range servers { // UDP and TCP are one server
+		if c.times.total() > 0 {
+			ch <- c.times.metric(descDuration, timeBuckets, 1e-9, server, ".", "")
+			ch <- count(descDO, c.do, server, ".", "")
+		}
 	}
 	for reason, n := range map[string]uint64{"unreadable": all.dropped, "rate": all.limited, "unsent": all.unsent} {
 		ch <- count(descDropped, n, m.serverLabel(protoUDP), reason)

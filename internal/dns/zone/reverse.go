@@ -1,6 +1,7 @@
 package zone
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -48,13 +49,17 @@ func (r *reverse) remove(a netip.Addr, k intent.Key) {
 	}
 }
 
-// of returns the Services that show an address.
+// of returns the Services that show an address, in an order that does not depend on how it came about.
 func (r *reverse) of(a netip.Addr) []intent.Key {
 	first, ok := r.owner[a]
 	if !ok {
 		return nil
 	}
-	return append([]intent.Key{first}, r.shared[a]...)
+	keys := append([]intent.Key{first}, r.shared[a]...)
+	slices.SortFunc(keys, func(a, b intent.Key) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return keys
 }
 
 // updateReverse renews the PTR records of all addresses that a Service shows or showed.

@@ -4,9 +4,9 @@ package configmap
 import (
 	"context"
 	"fmt"
-	"reflect"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -76,10 +76,10 @@ func validateUpdate(ctx context.Context, c, old *corev1.ConfigMap) field.ErrorLi
 	if c.Immutable == nil || !*c.Immutable {
 		refuse("immutable")
 	}
-	if !reflect.DeepEqual(c.Data, old.Data) {
+	if !equality.Semantic.DeepEqual(c.Data, old.Data) {
 		refuse("data")
 	}
-	if !reflect.DeepEqual(c.BinaryData, old.BinaryData) {
+	if !equality.Semantic.DeepEqual(c.BinaryData, old.BinaryData) {
 		refuse("binaryData")
 	}
 	return errs

@@ -79,6 +79,11 @@ func TestImmutable(t *testing.T) {
 			}
 		})
 	}
+	bare := configMap(func(c *corev1.ConfigMap) { c.Immutable = new(true) })
+	empty := configMap(func(c *corev1.ConfigMap) { c.Immutable, c.Data = new(true), map[string]string{} })
+	if got := rules.Update(t, empty, bare); got != nil {
+		t.Errorf("empty data for none was refused for %q", got)
+	}
 	mutable := configMap(func(c *corev1.ConfigMap) { full(c); c.Immutable = nil })
 	if got := rules.Update(t, configMap(func(*corev1.ConfigMap) {}), mutable); got != nil {
 		t.Errorf("a mutable ConfigMap could not be changed: %q", got)

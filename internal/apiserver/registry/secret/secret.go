@@ -7,9 +7,9 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
-	"reflect"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -163,7 +163,7 @@ func validateUpdate(ctx context.Context, s, old *corev1.Secret) field.ErrorList 
 	if s.Immutable == nil || !*s.Immutable {
 		refuse("immutable")
 	}
-	if !reflect.DeepEqual(s.Data, old.Data) {
+	if !equality.Semantic.DeepEqual(s.Data, old.Data) {
 		refuse("data")
 	}
 	return errs

@@ -161,6 +161,7 @@ type fakeChoice struct {
 	cluster   *cluster
 	addresses map[netip.Addr]bool
 	ports     map[int32]bool
+	full      bool     // has no address left to choose
 	asked     []string // what it was asked for, in order
 }
 
@@ -172,7 +173,7 @@ func (f *fakeChoice) Address(family corev1.IPFamily) (string, error) {
 	f.asked = append(f.asked, string(family))
 	prefix := f.cluster.ranges[family]
 	for addr := prefix.Addr().Next(); prefix.Contains(addr); addr = addr.Next() {
-		if !f.addresses[addr] {
+		if !f.full && !f.addresses[addr] {
 			f.addresses[addr] = true
 			return addr.String(), nil
 		}

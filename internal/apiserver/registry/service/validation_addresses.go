@@ -60,7 +60,7 @@ func validateFamilies(is *corev1.ServiceSpec) (errs field.ErrorList) {
 func validateClusterIPs(is, was *corev1.ServiceSpec) (errs field.ErrorList, readable bool) {
 	path := at("clusterIPs")
 	var accepted []string
-	if was != nil && !headless(was) {
+	if was != nil {
 		accepted = was.ClusterIPs
 	}
 	for i, ip := range is.ClusterIPs {
@@ -90,8 +90,8 @@ func validateAgreement(is *corev1.ServiceSpec) (errs field.ErrorList) {
 		for _, ip := range is.ClusterIPs {
 			families.Insert(familyOf(ip))
 		}
-		if families.Len() < 2 {
-			errs = append(errs, field.Invalid(path, is.ClusterIPs, "must be of different IP families"))
+		if !families.HasAll(corev1.IPv4Protocol, corev1.IPv6Protocol) {
+			errs = append(errs, field.Invalid(path, is.ClusterIPs, "must be addresses of different IP families"))
 		}
 	}
 	for i, ip := range is.ClusterIPs[:min(len(is.ClusterIPs), len(is.IPFamilies))] {

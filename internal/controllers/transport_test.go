@@ -1,0 +1,86 @@
+package controllers
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// serverFunc is an API server as a function.
+type serverFunc func(*http.Request) (*http.Response, error)
+
+func (f serverFunc) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+func answer(status int) *http.Response {
+	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(""))}
+}
+
+func get(t *testing.T, rt http.RoundTripper, url string) (*http.Response, error) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := rt.RoundTrip(req)
+	if err == nil {
+		resp.Body.Close()
+	}
+	return resp, err
+}
+
+func TestInformersWaitForTheServer(t *testing.T) {
+	for _, c := range []struct {
+		url     string
+		retried bool
+	}{
+		{"http://x/api/v1/pods?watch=true", true},
+		{"http://x/api/v1/pods?resourceVersion=0", true},
+		{"http://x/api/v1/pods", false},
+		{"http://x/api/v1/namespaces/a/pods/p", false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			begin := time.Now()
+			tries := 0
+			server := serverFunc(func(*http.Request) (*http.Response, error) {
+				tries++
+				switch {
+				case time.Since(begin) > 20*time.Second:
+					return answer(http.StatusOK), nil
+				case tries%2 == 0:
+					return answer(http.StatusServiceUnavailable), nil
+				}
+				return nil, io.ErrUnexpectedEOF
+			})
+			resp, err := get(t, boundTo(t.Context())(server), c.url)
+			if answered := err == nil && resp.StatusCode == http.StatusOK; answered != c.retried {
+				t.Errorf("%s: %v, %v after %d tries", c.url, resp, err, tries)
+			}
+			if waited := time.Since(begin); c.retried && waited > 22*time.Second {
+				t.Errorf("%s: answered %s after the server was back", c.url, waited-20*time.Second)
+			}
+		})
+	}
+}
+
+func TestRequestsEnd(t *testing.T) {
+	silent := serverFunc(func(req *http.Request) (*http.Response, error) {
+		<-req.Context().Done()
+		return nil, req.Context().Err()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		if _, err := get(t, boundTo(t.Context())(silent), "http://x/api/v1/pods"); err == nil || time.Since(begin) != requestTimeout {
+			t.Errorf("a silent server: %v after %s", err, time.Since(begin))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Hour, cancel)
+		begin = time.Now()
+		if _, err := get(t, boundTo(ctx)(silent), "http://x/api/v1/pods?watch=1"); err == nil || time.Since(begin) != time.Hour {
+			t.Errorf("a watch when the controllers end: %v after %s", err, time.Since(begin))
+		}
+	})
+}

@@ -1,0 +1,69 @@
+package test
+
+import (
+	"crypto/tls"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	restclient "k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"portal/test/harness"
+)
+
+// caller sends requests as they are written down, to see answers as they come.
+type caller struct {
+	url    string
+	token  string
+	client *http.Client
+}
+
+// admin is a caller with the administrator's certificate.
+func admin(t testing.TB, api *harness.API) *caller {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := restclient.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &caller{url: api.URL, client: client}
+}
+
+// somebody is a caller with a token, or with nothing.
+func somebody(api *harness.API, token string) *caller {
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // loopback
+	return &caller{url: api.URL, token: token, client: &http.Client{Transport: transport}}
+}
+
+// ask sends a request with a JSON body, if any.
+func (c *caller) ask(t testing.TB, method, path, body string) (code int, answer string) {
+	t.Helper()
+	code, answer, err := c.try(method, path, "application/json", body)
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return code, answer
+}
+
+func (c *caller) try(method, path, kind, body string) (int, string, error) {
+	request, err := http.NewRequest(method, c.url+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	request.Header.Set("Content-Type", kind)
+	if c.token != "" {
+		request.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.client.Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(data), err
+}
