@@ -28,7 +28,7 @@ build: ## build the binary
 
 .PHONY: test
 test: build $(PEERS)/etcd ## run every test (as root the whole; otherwise what needs no root)
-	@hack/need python3 ip kubectl
+	@hack/need python3 ip kubectl nft
 	go vet ./...
 	go test ./...
 

@@ -156,12 +156,6 @@ func (o *observer) writesOf(service string) int {
 	return o.writes[service]
 }
 
-func (o *observer) lastWrite() time.Time {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.last
-}
-
 // until waits for something to be true.
 func (o *observer) until(ctx context.Context, within time.Duration, true func(*observer) bool) error {
 	ticker := time.NewTicker(20 * time.Millisecond)

@@ -147,7 +147,7 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 	cluster := intent.NewCluster(sources...)
 	s, err := server.New(cluster, options)
 	if err != nil {
-		return fmt.Errorf("%w%s", err, portHint(err))
+		return usageError{fmt.Errorf("%w%s", err, portHint(err))}
 	}
 	w, err := watch.New(cluster, watch.Options{
 		Config: config, Sources: sources, ServiceSelector: o.selector, NamespaceSelector: o.nsSelector,
@@ -338,7 +338,7 @@ func addrPorts(list []string) ([]netip.AddrPort, error) {
 	var out []netip.AddrPort
 	for _, s := range list {
 		if strings.HasPrefix(s, ":") {
-			s = "[::]" + s
+			s = anyAddress() + s
 		}
 		a, err := netip.ParseAddrPort(s)
 		if err != nil {
@@ -347,6 +347,15 @@ func addrPorts(list []string) ([]netip.AddrPort, error) {
 		out = append(out, a)
 	}
 	return out, nil
+}
+
+// anyAddress is IPv6's wildcard, which takes IPv4 as well, where the kernel has IPv6.
+func anyAddress() string {
+	if fd, err := syscall.Socket(syscall.AF_INET6, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0); err == nil {
+		syscall.Close(fd)
+		return "[::]"
+	}
+	return "0.0.0.0"
 }
 
 func parsePrefixes(list []string) ([]netip.Prefix, error) {

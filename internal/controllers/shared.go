@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
-	"portal/internal/controllers/endpointslice"
 	"portal/internal/controllers/membership"
 	"portal/internal/controllers/sliceview"
 )
@@ -92,14 +91,7 @@ var namespaceOf = map[string]string{"leases": corev1.NamespaceNodeLease}
 func (s *shared) pods() cache.SharedIndexInformer {
 	return s.informer("pods", strip(stripPod), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
 		return f.Core().V1().Pods().Informer()
-	}, cache.Indexers{endpointslice.ByNode: byNode})
-}
-
-func byNode(obj any) ([]string, error) {
-	if pod, ok := obj.(*corev1.Pod); ok && pod.Spec.NodeName != "" {
-		return []string{pod.Spec.NodeName}, nil
-	}
-	return nil, nil
+	}, cache.Indexers{membership.ByNode: membership.IndexByNode})
 }
 
 func (s *shared) services() cache.SharedIndexInformer {

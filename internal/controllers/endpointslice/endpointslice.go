@@ -30,9 +30,6 @@ const (
 	// Name is this controller's as the value of the managed-by label.
 	Name = "endpointslice-controller.k8s.io"
 
-	// ByNode is the index of the Pods informer: the node that a Pod is on.
-	ByNode = "node"
-
 	// A change to a slice that wasn't made here is put right after this time, so that several slices changed in a
 	// row are put right together.
 	foreignChangeDelay = time.Second
@@ -47,7 +44,7 @@ type Deps struct {
 	Members  *membership.Watch
 	Services corelisters.ServiceLister
 	Slices   cache.SharedIndexInformer // with the index sliceview.ByService
-	Pods     cache.SharedIndexInformer // with the index ByNode
+	Pods     cache.SharedIndexInformer // with the index membership.ByNode
 	Nodes    cache.SharedIndexInformer
 
 	MaxEndpointsPerSlice int

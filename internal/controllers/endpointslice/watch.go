@@ -88,7 +88,7 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 }
 
 func (c *Controller) touchPodsOn(node string) {
-	pods, err := c.Pods.GetIndexer().ByIndex(ByNode, node)
+	pods, err := c.Pods.GetIndexer().ByIndex(membership.ByNode, node)
 	if err != nil {
 		return
 	}

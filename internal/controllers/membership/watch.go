@@ -8,6 +8,17 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
+// ByNode is an index of the Pods informer: the node that a Pod is on.
+const ByNode = "node"
+
+// IndexByNode is the index function for ByNode.
+func IndexByNode(obj any) ([]string, error) {
+	if pod, ok := obj.(*corev1.Pod); ok && pod.Spec.NodeName != "" {
+		return []string{pod.Spec.NodeName}, nil
+	}
+	return nil, nil
+}
+
 // Watch keeps an Index up to date from informers, and then says which Services have to be looked at. Subscribers hear
 // of a change after the Index knows it.
 type Watch struct {

@@ -190,7 +190,7 @@ func (c *Controller) taint(ctx context.Context, node *corev1.Node, status corev1
 }
 
 func (c *Controller) podsNotReady(ctx context.Context, node *corev1.Node) error {
-	pods, err := c.Pods.GetIndexer().ByIndex(ByNode, node.Name)
+	pods, err := c.Pods.GetIndexer().ByIndex(membership.ByNode, node.Name)
 	if err != nil {
 		return err
 	}

@@ -20,16 +20,13 @@ import (
 	"portal/internal/controllers/queue"
 )
 
-// ByNode is the index of the Pods informer: the node that a Pod is on.
-const ByNode = "node"
-
 // Deps are what the controller needs.
 type Deps struct {
 	Client   kubernetes.Interface
 	Recorder record.EventRecorder
 	Nodes    cache.SharedIndexInformer
 	Leases   cache.SharedIndexInformer // those in kube-node-lease
-	Pods     cache.SharedIndexInformer // with the index ByNode
+	Pods     cache.SharedIndexInformer // with the index membership.ByNode
 	Clock    clock.WithTicker          // the wall clock if nil
 
 	// GracePeriod is how long a Lease may go without being renewed, MonitorPeriod how often that is looked at.

@@ -30,7 +30,7 @@ func newRig(t *testing.T, ranges ...Range) *rig {
 	client := fake.NewClientset()
 	f := informers.NewSharedInformerFactory(client, 0)
 	pods := f.Core().V1().Pods().Informer()
-	if err := pods.AddIndexers(cache.Indexers{ByNode: func(obj any) ([]string, error) { return []string{obj.(*corev1.Pod).Spec.NodeName}, nil }}); err != nil {
+	if err := pods.AddIndexers(cache.Indexers{membership.ByNode: membership.IndexByNode}); err != nil {
 		t.Fatal(err)
 	}
 	clock := testingclock.NewFakeClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))

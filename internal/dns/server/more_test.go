@@ -173,6 +173,59 @@ func checkHTTPS(t *testing.T, r *http.Response, err error) {
 	}
 }
 
+// A client may ask for more than a usual buffer over UDP; it gets the whole, or what says that it was cut off.
+func TestBigAnswersOverUDP(t *testing.T) {
+	c := small()
+	var ends []intent.Endpoint
+	for i := range 300 {
+		ends = append(ends, intent.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), Condition: intent.Ready})
+	}
+	c.SetService(&intent.Service{Key: namespaced("shop", "big"), Headless: true})
+	c.SetSlice(&intent.Slice{Key: namespaced("shop", "big-1"), Service: "big", Family: intent.IPv4, Endpoints: ends})
+	_, addr := started(t, c, Options{Sockets: 1, Forward: bigUpstream(t)})
+	client := dns.Client{Timeout: 3 * time.Second, UDPSize: 65000}
+	for range 3 {
+		for name, want := range map[string]int{"big.shop.svc.cluster.local.": 300, "many.example.com.": -1, "web.shop.svc.cluster.local.": 1} {
+			m := new(dns.Msg)
+			m.SetQuestion(name, dns.TypeA)
+			m.SetEdns0(65000, false)
+			r, _, err := client.Exchange(m, addr)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if want >= 0 && len(r.Answer) != want || want < 0 && len(r.Answer) != 400 && !r.Truncated {
+				t.Errorf("%s: %d answers", name, len(r.Answer))
+			}
+		}
+	}
+}
+
+// bigUpstream answers everything with 400 addresses, by TCP.
+func bigUpstream(t *testing.T) *forward.Forwarder {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &dns.Server{Listener: l, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
+		m := new(dns.Msg)
+		m.SetReply(r)
+		m.Compress = true
+		for i := range 400 {
+			m.Answer = append(m.Answer, &dns.A{Hdr: dns.RR_Header{Name: r.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.IPv4(192, 0, byte(i>>8), byte(i))})
+		}
+		w.WriteMsg(m)
+	})}
+	done := make(chan struct{})
+	started := make(chan struct{})
+	d.NotifyStartedFunc = func() { close(started) }
+	go func() { d.ActivateAndServe(); close(done) }()
+	<-started
+	t.Cleanup(func() { d.Shutdown(); <-done })
+	o := forward.Defaults()
+	o.Upstreams = []forward.Upstream{{Addr: netip.MustParseAddrPort(l.Addr().String()), Transport: forward.TCP}}
+	return forward.New(o)
+}
+
 func TestMetricsUnderCoreDNSNames(t *testing.T) {
 	s, addr := started(t, small(), Options{Forward: upstream(t)})
 	registry := prometheus.NewRegistry()

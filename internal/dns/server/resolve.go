@@ -73,6 +73,9 @@ func (w *worker) resolve(ctx context.Context, msg []byte, from netip.Addr) ([]by
 	case zone.Answered: // it came into being meanwhile
 		return own, w.r.Zone, sourceZone
 	}
+	if s.forward == nil {
+		return own, w.r.Zone, sourceZone
+	}
 	out, err := s.forward.Resolve(ctx, buf, q, w.r.Limit)
 	if err != nil {
 		s.opts.Log.Debug("no upstream answered", "name", wire.UnpackName(q.Name()), "err", err)

@@ -13,7 +13,6 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -331,7 +330,7 @@ func (s *Server) elsewhere(q *wire.Query, from netip.Addr) bool {
 	}
 	name := q.Name()
 	for _, z := range s.beyond {
-		if len(name) >= len(z) && strings.HasSuffix(string(name), z) {
+		if len(name) >= len(z) && string(name[len(name)-len(z):]) == z {
 			return true
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"portal/internal/dns/zone"
 )
 
 const (
@@ -221,10 +223,18 @@ func (u *udpSocket) answer(i, queued int) int {
 	case silent:
 		return queued
 	}
-	if len(out) > 2 && out[2]&2 != 0 && int(u.w.q.UDPSize) > outSize {
-		u.send(queued)
-		u.sendBig(i) // cut off by our buffer, not by the client's
-		return 0
+	if u.w.r.Cut && int(u.w.q.UDPSize) > outSize { // by our buffer, not by the client's
+		if queued > 0 {
+			// The response at hand lies behind those queued: it is copied to the front if it must be queued after all.
+			u.send(queued)
+			out = append(u.bufOut[:0], out...)
+			queued = 0
+		}
+		if big := u.whole(); big != nil {
+			u.queue(0, i, big)
+			u.send(1) // there is one such buffer
+			return 0
+		}
 	}
 	u.queue(queued, i, out)
 	return queued + 1
@@ -285,16 +295,17 @@ func (u *udpSocket) send(n int) {
 	}
 }
 
-// sendBig answers a question for which the usual buffer is too small.
-func (u *udpSocket) sendBig(i int) {
+// whole answers the question at hand once more, with a buffer that holds any message; nil if it cannot be done now.
+func (u *udpSocket) whole() []byte {
 	if u.big == nil {
 		u.big = make([]byte, bigSize)
 	}
 	u.w.r.Limit = min(int(u.w.q.UDPSize), u.s.opts.MaxUDPSize)
-	u.w.r.Chain = nil
-	out, _ := u.s.zones.Answer(u.big[:0], &u.w.r)
-	u.queue(0, i, out)
-	u.send(1)
+	out, outcome := u.s.zones.Answer(u.big[:0], &u.w.r)
+	if outcome != zone.Answered {
+		return nil
+	}
+	return out
 }
 
 // askLater hands a question to the resolver, which answers from another goroutine.

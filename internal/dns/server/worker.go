@@ -41,6 +41,7 @@ func (s *Server) newWorker(p proto) *worker {
 // handle answers a message into dst where it can be done at once: by a look-up and a copy, without allocating.
 func (w *worker) handle(dst, msg []byte, from netip.Addr) ([]byte, verdict) {
 	s, q := w.s, &w.q
+	w.r.Cut = false
 	switch q.Parse(msg) {
 	case wire.Drop:
 		w.count.dropped++
@@ -111,6 +112,7 @@ func (w *worker) done(out []byte, z int, from netip.Addr, src source) ([]byte, v
 		case limitTruncate: // a real client behind a forged address comes back by TCP
 			w.count.limited++
 			out = truncated(&w.q, out)
+			w.r.Cut = false
 		}
 	}
 	if w.s.queries != nil {

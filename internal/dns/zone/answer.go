@@ -28,6 +28,8 @@ type Request struct {
 	Limit     int    // of the response
 	Rotate    uint32 // turns the order of addresses
 	Recursive bool   // set RA
+	// Cut is set when Limit cut off prepared records.
+	Cut bool
 	// Zone is set to the index of the name's zone, -1 for none.
 	Zone int
 	// Chain is filled in for Chase: what has been found so far, and the names that are left to look up.
@@ -121,7 +123,7 @@ func (z *Zones) positive(dst []byte, r *Request, g *origin, s *set) []byte {
 	if start+len(s.data)+opt > r.Limit {
 		var n int
 		n, an, ar = fit(s.data, an, ar, r.Limit-start-opt)
-		dst, tc = append(dst, s.data[:n]...), true
+		dst, tc, r.Cut = append(dst, s.data[:n]...), true, true
 	} else if s.stride > 0 && an > 1 {
 		turn := int(r.Rotate%uint32(an)) * int(s.stride)
 		dst = append(append(dst, s.data[turn:]...), s.data[:turn]...)

@@ -386,7 +386,7 @@ func endpointNames(base string, ttl uint32, records []record) []*Name {
 }
 
 // grouped makes a name of each group of records that share a key, in order of appearance.
-func grouped(records []record, key func(record) (string, bool), make func(record, []record) *Name) []*Name {
+func grouped(records []record, key func(record) (string, bool), build func(record, []record) *Name) []*Name {
 	var order []string
 	groups := map[string][]record{}
 	for _, r := range records {
@@ -401,7 +401,7 @@ func grouped(records []record, key func(record) (string, bool), make func(record
 	}
 	var names []*Name
 	for _, k := range order {
-		if n := make(groups[k][0], groups[k]); len(n.owner) <= wire.MaxName {
+		if n := build(groups[k][0], groups[k]); len(n.owner) <= wire.MaxName {
 			names = append(names, n)
 		}
 	}

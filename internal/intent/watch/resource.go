@@ -44,7 +44,7 @@ func newClients(config *rest.Config) (*clients, error) {
 	utilruntime.Must(discoveryv1.AddToScheme(scheme))
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	codecs := serializer.NewCodecFactory(scheme)
-	make := func(gv schema.GroupVersion, path string) (*rest.RESTClient, error) {
+	client := func(gv schema.GroupVersion, path string) (*rest.RESTClient, error) {
 		c := rest.CopyConfig(config)
 		c.GroupVersion, c.APIPath = &gv, path
 		c.NegotiatedSerializer = codecs.WithoutConversion()
@@ -52,11 +52,11 @@ func newClients(config *rest.Config) (*clients, error) {
 		c.QPS = -1 // a handful of watches needs no throttle
 		return rest.RESTClientFor(c)
 	}
-	core, err := make(corev1.SchemeGroupVersion, "/api")
+	core, err := client(corev1.SchemeGroupVersion, "/api")
 	if err != nil {
 		return nil, err
 	}
-	discovery, err := make(discoveryv1.SchemeGroupVersion, "/apis")
+	discovery, err := client(discoveryv1.SchemeGroupVersion, "/apis")
 	return &clients{core, discovery}, err
 }
 

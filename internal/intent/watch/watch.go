@@ -218,9 +218,9 @@ func (s *source) watchOn(ctx context.Context) error {
 	}
 	defer events.Stop()
 	s.set(func(st *Status) { st.Connected, st.Err = true, nil })
-	began, any := time.Now(), false
+	began, some := time.Now(), false
 	for event := range events.ResultChan() {
-		any = true
+		some = true
 		switch event.Type {
 		case apiwatch.Error:
 			return watchError(apierrors.FromObject(event.Object))
@@ -233,7 +233,7 @@ func (s *source) watchOn(ctx context.Context) error {
 			s.version = m.GetResourceVersion()
 		}
 	}
-	if !any && time.Since(began) < time.Second {
+	if !some && time.Since(began) < time.Second {
 		return errors.New("the watch ended at once")
 	}
 	return s.ended(ctx)

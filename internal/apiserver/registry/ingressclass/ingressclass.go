@@ -35,6 +35,8 @@ func New() registry.Resource {
 		PrepareCreate: func(_ context.Context, c *networkingv1.IngressClass) { c.Generation = 1 },
 		PrepareUpdate: prepareUpdate,
 		Validate:      validate,
+		// The reference takes a selector by namespace here too, though nothing is in one.
+		SelectableFields: []string{"metadata.namespace"},
 		Columns: []registry.Column[networkingv1.IngressClass]{
 			{
 				Name: "Controller", Description: "Controller that is responsible for handling this class",

@@ -42,7 +42,7 @@ func TestRepack(t *testing.T) {
 				{Addresses: addresses("10.0.0.1"), Ports: []corev1.EndpointPort{port("a", 80)}},
 				{Addresses: addresses("10.0.0.1"), Ports: []corev1.EndpointPort{port("b", 81)}},
 			},
-			[]corev1.EndpointSubset{{Addresses: addresses("10.0.0.1"), Ports: []corev1.EndpointPort{port("a", 80), port("b", 81)}}},
+			[]corev1.EndpointSubset{{Addresses: addresses("10.0.0.1"), Ports: []corev1.EndpointPort{port("b", 81), port("a", 80)}}}, // by digest
 		},
 		"addresses together": {
 			[]corev1.EndpointSubset{
