@@ -54,7 +54,7 @@ func (c *cluster) create(svc *corev1.Service) (*corev1.Service, field.ErrorList)
 	PrepareCreate(ctx, svc)
 	errs := validation.ValidateObjectMeta(&svc.ObjectMeta, true, validation.NameIsDNSLabel, field.NewPath("metadata"))
 	if errs = append(errs, Validate(ctx, svc)...); len(errs) > 0 {
-		return nil, errs
+		return nil, errs.Filter() // tells each mistake once
 	}
 	if c.stored[svc.Name] != nil {
 		return nil, nil // a name is found to be taken last of all
@@ -72,7 +72,7 @@ func (c *cluster) update(svc *corev1.Service) (*corev1.Service, field.ErrorList)
 	PrepareUpdate(ctx, svc, old)
 	errs := validation.ValidateObjectMetaUpdate(&svc.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 	if errs = append(errs, ValidateUpdate(ctx, svc, old)...); len(errs) > 0 {
-		return nil, errs
+		return nil, errs.Filter()
 	}
 	c.stored[svc.Name] = svc
 	return c.read(svc.Name), nil
@@ -84,7 +84,7 @@ func (c *cluster) updateStatus(svc *corev1.Service) (*corev1.Service, field.Erro
 	PrepareStatus(ctx, svc, old)
 	errs := validation.ValidateObjectMetaUpdate(&svc.ObjectMeta, &old.ObjectMeta, field.NewPath("metadata"))
 	if errs = append(errs, ValidateStatus(ctx, svc, old)...); len(errs) > 0 {
-		return nil, errs
+		return nil, errs.Filter()
 	}
 	c.stored[svc.Name] = svc
 	return svc.DeepCopy(), nil

@@ -1,14 +1,18 @@
 // Package service is core/v1 Service: its defaults, what an update keeps and drops, which addresses and ports it asks
-// for, its rules, and how it is shown. It decides what is to be claimed and never how: it knows no store.
+// for, its rules, and how it is shown. All that decides is pure, and knows no store; only the files that turn a wish
+// into a claim (rest.go, keys.go) do.
 package service
 
 import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"portal/internal/apiserver/registry"
+	"portal/internal/apiserver/registry/rules"
 )
 
 // New describes Services, but for the storage that makes good what Allocate asks for.
@@ -22,13 +26,12 @@ func New() *registry.Kind[corev1.Service, *corev1.Service] {
 		Categories: []string{"all"},
 		NewList:    func() runtime.Object { return &corev1.ServiceList{} },
 
-		Default:        Default,
-		ValidName:      validation.NameIsDNSLabel,
-		PrepareCreate:  PrepareCreate,
-		PrepareUpdate:  PrepareUpdate,
-		Validate:       Validate,
-		ValidateUpdate: validateOnlyChange,
-		Warnings:       Warnings,
+		Default:       Default,
+		ValidName:     validation.NameIsDNSLabel,
+		PrepareCreate: PrepareCreate,
+		PrepareUpdate: PrepareUpdate,
+		Validate:      Validate,
+		Warnings:      Warnings,
 
 		Fields:           selectable,
 		SelectableFields: []string{"spec.clusterIP", "spec.type"},
@@ -43,5 +46,26 @@ func New() *registry.Kind[corev1.Service, *corev1.Service] {
 
 		CreateOnUpdate: true,
 		ReturnDeleted:  true,
+		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
+			Refine(store, nil)
+			return nil
+		},
+	}
+}
+
+// Refine adds to a finished store what a description can't say: an update is judged with the old Service in view, no
+// mistake is told twice, and what is read is completed. families are those of the cluster.
+func Refine(store *genericregistry.Store, families []corev1.IPFamily) {
+	rules.TellOnce(store)
+	rules.JudgeUpdates(store, ValidateUpdate)
+	store.Decorator = func(obj runtime.Object) {
+		switch o := obj.(type) {
+		case *corev1.Service:
+			OnRead(o, families)
+		case *corev1.ServiceList:
+			for i := range o.Items {
+				OnRead(&o.Items[i], families)
+			}
+		}
 	}
 }

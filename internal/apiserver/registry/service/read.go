@@ -27,6 +27,7 @@ func OnRead(svc *corev1.Service, families []corev1.IPFamily) {
 	case spec.ClusterIP == corev1.ClusterIPNone:
 		spec.IPFamilies = []corev1.IPFamily{first}
 	default:
+		spec.IPFamilies = make([]corev1.IPFamily, 0, len(spec.ClusterIPs)) // the old one may be shared with a cache
 		for _, ip := range spec.ClusterIPs {
 			spec.IPFamilies = append(spec.IPFamilies, familyOf(ip))
 		}

@@ -2,11 +2,9 @@ package service
 
 import (
 	"context"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -15,12 +13,12 @@ import (
 
 // Validate judges a new Service as Allocate and PrepareCreate leave it.
 func Validate(_ context.Context, svc *corev1.Service) field.ErrorList {
-	return distinct(validate(svc, nil))
+	return validate(svc, nil)
 }
 
 // ValidateUpdate judges an update: what it makes of the Service, and what it changes.
 func ValidateUpdate(_ context.Context, svc, old *corev1.Service) field.ErrorList {
-	return distinct(append(validateChange(svc, old), validate(svc, old)...))
+	return append(validateChange(svc, old), validate(svc, old)...)
 }
 
 // validate judges a Service by itself. old is nil on creation; a value that was accepted once, under older and looser
@@ -131,18 +129,3 @@ func validateTopology(svc *corev1.Service) field.ErrorList {
 }
 
 func annotation(key string) *field.Path { return field.NewPath("metadata", "annotations").Key(key) }
-
-// distinct tells nobody the same thing twice.
-func distinct(errs field.ErrorList) field.ErrorList {
-	told := sets.New[string]()
-	return slices.DeleteFunc(errs, func(err *field.Error) bool {
-		text := err.Error()
-		defer told.Insert(text)
-		return told.Has(text)
-	})
-}
-
-// validateOnlyChange is for a registry that asks Validate as well.
-func validateOnlyChange(_ context.Context, svc, old *corev1.Service) field.ErrorList {
-	return distinct(validateChange(svc, old))
-}

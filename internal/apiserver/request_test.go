@@ -1,0 +1,107 @@
+package apiserver
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// inProcess runs a server in this process, with its files in a folder of the test's, and returns what answers requests.
+func inProcess(t testing.TB) func(method, path, contentType string, body []byte) *httptest.ResponseRecorder {
+	t.Helper()
+	opts := DefaultOptions()
+	opts.DataDir = t.TempDir()
+	opts.Listen = "127.0.0.1:0"
+	s, err := New(context.Background(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- s.Run(ctx, Hooks{
+			Ready: func(context.Context) error { close(ready); return nil },
+			Work:  func(ctx context.Context) error { <-ctx.Done(); return nil },
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case <-ready:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	return func(method, path, contentType string, body []byte) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(method, path, bytes.NewReader(body))
+		r.Header.Set("Authorization", "Bearer "+s.loopback.BearerToken)
+		r.Header.Set("Content-Type", contentType)
+		w := httptest.NewRecorder()
+		s.generic.Handler.ServeHTTP(w, r)
+		return w
+	}
+}
+
+const servicesPath = "/api/v1/namespaces/default/services"
+
+// requests are the ways in which a body reaches a Service.
+var requests = []struct{ method, path, contentType string }{
+	{http.MethodPost, servicesPath, "application/json"},
+	{http.MethodPost, servicesPath, "application/yaml"},
+	{http.MethodPost, servicesPath, "application/vnd.kubernetes.protobuf"},
+	{http.MethodPut, servicesPath + "/s", "application/json"},
+	{http.MethodPatch, servicesPath + "/s", "application/merge-patch+json"},
+	{http.MethodPatch, servicesPath + "/s", "application/strategic-merge-patch+json"},
+	{http.MethodPatch, servicesPath + "/s", "application/json-patch+json"},
+	{http.MethodPatch, servicesPath + "/s?fieldManager=f&force=true", "application/apply-patch+yaml"},
+	{http.MethodPatch, servicesPath + "/s/status", "application/merge-patch+json"},
+	{http.MethodDelete, servicesPath + "/s", "application/json"},
+}
+
+// FuzzRequest sends whatever a stranger may send to a real server: it never panics and never answers 5xx.
+func FuzzRequest(f *testing.F) {
+	whole := `{"apiVersion":"v1","kind":"Service","metadata":{"name":"s"},"spec":{"type":"LoadBalancer","ports":[{"name":"a","port":80,` +
+		`"targetPort":"web","nodePort":30080},{"name":"b","port":80,"protocol":"UDP"}],"ipFamilyPolicy":"PreferDualStack","externalTrafficPolicy":"Local",` +
+		`"sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":{"timeoutSeconds":10}},"loadBalancerSourceRanges":["10.0.0.0/8"]}}`
+	for i := range requests {
+		f.Add(byte(i), []byte(whole))
+		f.Add(byte(i), []byte(`{"spec":{"type":"ExternalName","externalName":"a.b","ports":null}}`))
+		f.Add(byte(i), []byte(`[{"op":"replace","path":"/spec/ports/0/nodePort","value":-1}]`))
+		f.Add(byte(i), []byte("k8s\x00\n\r\n\x02v1\x12\x07Service\x12\x05\n\x03\n\x01s"))
+		f.Add(byte(i), []byte("apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec: {clusterIP: None, clusterIPs: [None, None]}\n"))
+	}
+	send := inProcess(f)
+	f.Fuzz(func(t *testing.T, which byte, body []byte) {
+		r := requests[int(which)%len(requests)]
+		if w := send(r.method, r.path, r.contentType, body); w.Code >= 500 {
+			t.Fatalf("%s %s answers %d to\n%q\n%s", r.method, r.path, w.Code, body, w.Body)
+		}
+	})
+}
+
+// TestMistakesAreTheUsers demands a 4xx where the library by itself answers 500.
+func TestMistakesAreTheUsers(t *testing.T) {
+	send := inProcess(t)
+	for _, c := range []struct {
+		name, method, path, contentType, body string
+		want                                  int
+	}{
+		{
+			"apply with the same port twice", http.MethodPatch, servicesPath + "/s?fieldManager=m", "application/apply-patch+yaml",
+			`{"apiVersion":"v1","kind":"Service","metadata":{"name":"s"},"spec":{"ports":[{"port":443,"name":"a"},{"port":443,"name":"b"}]}}`, 400,
+		},
+		{"not an object", http.MethodPost, servicesPath, "application/json", `[]`, 400},
+		{"protobuf that is none", http.MethodPost, servicesPath, "application/vnd.kubernetes.protobuf", "k8s\x00garbage", 400},
+		{"a JSON patch of nothing", http.MethodPatch, servicesPath + "/kubernetes", "application/json-patch+json", `[{"op":"remove","path":"/spec/nope/0"}]`, 422},
+	} {
+		if w := send(c.method, c.path, c.contentType, []byte(c.body)); w.Code != c.want {
+			t.Errorf("%s: %d, want %d: %s", c.name, w.Code, c.want, strings.TrimSpace(w.Body.String()))
+		}
+	}
+}
