@@ -172,8 +172,10 @@ func (c *Controller) watchKind(ctx context.Context, gvr schema.GroupVersionResou
 		return obj, nil
 	})
 	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { c.seen(objectOf(gvr, obj.(*metav1.PartialObjectMetadata))) },
-		UpdateFunc: func(_, obj any) { c.seen(objectOf(gvr, obj.(*metav1.PartialObjectMetadata))) },
+		AddFunc: func(obj any) { c.seen(objectOf(gvr, obj.(*metav1.PartialObjectMetadata))) },
+		UpdateFunc: func(old, obj any) {
+			c.changed(objectOf(gvr, old.(*metav1.PartialObjectMetadata)), objectOf(gvr, obj.(*metav1.PartialObjectMetadata)))
+		},
 		DeleteFunc: func(obj any) {
 			if m := membership.Deleted[*metav1.PartialObjectMetadata](obj); m != nil {
 				c.gone(objectOf(gvr, m))
@@ -206,6 +208,15 @@ func (c *Controller) seen(o *object) {
 	if old != nil {
 		c.wakeForeground(old) // an owner that was dropped may have been waiting for this one
 	}
+}
+
+// changed notes an object's new state. An object that was deleted and made again while no watch could see it comes as
+// a change from one to the other.
+func (c *Controller) changed(old, o *object) {
+	if old.uid != o.uid {
+		c.gone(old)
+	}
+	c.seen(o)
 }
 
 func (c *Controller) gone(o *object) {

@@ -75,7 +75,13 @@ func New(deps Deps) (*Controller, error) {
 	}
 	_, err := deps.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { c.seen(obj.(*corev1.Node)) },
-		UpdateFunc: func(_, obj any) { c.seen(obj.(*corev1.Node)) },
+		UpdateFunc: func(old, obj any) {
+			// Deleted and made again while no watch could see it.
+			if was := old.(*corev1.Node); was.UID != obj.(*corev1.Node).UID {
+				c.gone(was)
+			}
+			c.seen(obj.(*corev1.Node))
+		},
 		DeleteFunc: func(obj any) {
 			if gone := membership.Deleted[*corev1.Node](obj); gone != nil {
 				c.gone(gone)

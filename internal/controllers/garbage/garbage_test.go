@@ -1,0 +1,29 @@
+package garbage
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// An owner that was deleted and made again between two watches is another one: what the first owned is looked at.
+func TestAnOwnerThatWasMadeAgainIsAnother(t *testing.T) {
+	c, err := New(Deps{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := &object{name: "s", namespace: "ns", uid: "1"}, &object{name: "s", namespace: "ns", uid: "2"}
+	owned := &object{name: "s-x", namespace: "ns", uid: "3", owners: []metav1.OwnerReference{{Name: "s", UID: "1"}}}
+	c.seen(first)
+	c.graph.set(owned)
+	if !c.ownersPresent(owned) {
+		t.Fatal("its owner is there")
+	}
+	c.changed(first, second)
+	if c.ownersPresent(owned) {
+		t.Error("another object of the same name counts as its owner")
+	}
+	if c.queue.Len() != 1 {
+		t.Errorf("%d objects are looked at, want the one that was owned", c.queue.Len())
+	}
+}
