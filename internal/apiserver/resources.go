@@ -56,7 +56,7 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		accessreview.NewLocal(mastersOnly{}),
 		accessreview.NewRules(mastersOnly{}),
 
-		tokenreview.New(who, nil),
+		tokenreview.New(who, authenticator.Audiences{"https://kubernetes.default.svc"}),
 		tokenreview.NewSelf(),
 	}
 }

@@ -43,10 +43,7 @@ func (o *RESTOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Ob
 	if !ok {
 		path = resource.Resource
 	}
-	codec := o.Codec(resource.Group)
-	if complete, ok := o.OnRead[resource]; ok {
-		codec = completing{codec, complete}
-	}
+	codec := completing{o.Codec(resource.Group), o.OnRead[resource]}
 	return generic.RESTOptions{
 		StorageConfig: &storagebackend.ConfigForResource{
 			Config: storagebackend.Config{
@@ -65,8 +62,9 @@ func (o *RESTOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Ob
 	}, nil
 }
 
-// completing is a codec whose decoded objects are completed. Doing it here and not in answers keeps it out of reads,
-// which share what the watch cache decoded once.
+// completing is a codec whose decoded objects are as the API's inside expects them: without kind and version, which
+// answers get when they are written, and completed. Doing it here and not in answers keeps it out of reads, which share
+// what the watch cache decoded once.
 type completing struct {
 	runtime.Codec
 	complete func(runtime.Object)
@@ -75,10 +73,14 @@ type completing struct {
 func (c completing) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object,
 ) (runtime.Object, *schema.GroupVersionKind, error) {
 	obj, kind, err := c.Codec.Decode(data, defaults, into)
-	if err == nil {
+	if err != nil {
+		return obj, kind, err
+	}
+	obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+	if c.complete != nil {
 		c.complete(obj)
 	}
-	return obj, kind, err
+	return obj, kind, nil
 }
 
 func (o *RESTOptions) decorate(config *storagebackend.ConfigForResource, prefix string,

@@ -74,7 +74,7 @@ func New(deps Deps) (*Controller, error) {
 		return c, nil
 	}
 	_, err := deps.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { c.seen(obj.(*corev1.Node)) },
+		AddFunc: func(obj any) { c.seen(obj.(*corev1.Node)) },
 		UpdateFunc: func(old, obj any) {
 			// Deleted and made again while no watch could see it.
 			if was := old.(*corev1.Node); was.UID != obj.(*corev1.Node).UID {

@@ -19,6 +19,7 @@ func TestUpdate(t *testing.T) {
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "k", Operator: corev1.NodeSelectorOpExists}}}},
 		}}}
 	}
+	tolerant := func(p *P) { p.Spec.Tolerations = []corev1.Toleration{{Key: "x", Operator: "Exists"}} }
 	terms := func(p *P) *[]corev1.NodeSelectorTerm {
 		return &p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 	}
@@ -46,7 +47,7 @@ func TestUpdate(t *testing.T) {
 			p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: "k", Operator: "Exists"})
 		}, nil, 2},
 		"seconds":          {nil, func(p *P) { p.Spec.Tolerations[0].TolerationSeconds = ptr.To[int64](1) }, nil, 2},
-		"other toleration": {nil, func(p *P) { p.Spec.Tolerations[0].Key = "k" }, []string{"spec.tolerations FieldValueForbidden"}, 2},
+		"other toleration": {tolerant, func(p *P) { p.Spec.Tolerations[0].Key = "k" }, []string{"spec.tolerations FieldValueForbidden"}, 2},
 		"gate opens":       {gated, func(p *P) { p.Spec.SchedulingGates = p.Spec.SchedulingGates[:1] }, nil, 2},
 		"new gate": {gated, func(p *P) {
 			p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "c"})
@@ -122,7 +123,7 @@ func TestStatus(t *testing.T) {
 		}, []string{"status.containerStatuses[0].user.linux.uid"}},
 		"spec is not":    {nil, nil, func(p *P) { p.Spec.NodeName = "n" }, nil},
 		"claim unheard":  {nil, nil, func(p *P) { p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "x"}} }, []string{"status.resourceClaimStatuses[0].name"}},
-		"no finalizers ": {nil, nil, func(p *P) { p.Finalizers = []string{"mine"} }, []string{"metadata.finalizers[0]"}},
+		"finalizer": {nil, nil, func(p *P) { p.Finalizers = []string{"mine"} }, []string{"metadata.finalizers[0]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			old := stored(t, c.spec)
