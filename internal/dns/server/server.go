@@ -138,17 +138,13 @@ func (o *Options) defaults() {
 
 func (s *Server) listen() error {
 	for _, a := range s.opts.Listen {
-		sockets, err := s.listenUDP(a, s.opts.Sockets)
+		err := s.listenBoth(a)
+		for try := 0; err != nil && a.Port() == 0 && try < 10; try++ {
+			err = s.listenBoth(a) // the port that UDP was given may be taken for TCP
+		}
 		if err != nil {
 			return err
 		}
-		s.udp = append(s.udp, sockets...)
-		a = netip.AddrPortFrom(a.Addr(), sockets[0].port())
-		l, err := net.Listen("tcp", a.String())
-		if err != nil {
-			return fmt.Errorf("listen on tcp %s: %w", a, err)
-		}
-		s.streams = append(s.streams, s.newStream(l, protoTCP))
 	}
 	for _, a := range s.opts.ListenTLS {
 		l, err := net.Listen("tcp", a.String())
@@ -166,6 +162,25 @@ func (s *Server) listen() error {
 		}
 		s.https = append(s.https, s.newHTTPS(l))
 	}
+	return nil
+}
+
+// listenBoth opens an address for UDP and TCP.
+func (s *Server) listenBoth(a netip.AddrPort) error {
+	sockets, err := s.listenUDP(a, s.opts.Sockets)
+	if err != nil {
+		return err
+	}
+	a = netip.AddrPortFrom(a.Addr(), sockets[0].port())
+	l, err := net.Listen("tcp", a.String())
+	if err != nil {
+		for _, u := range sockets {
+			u.close()
+		}
+		return fmt.Errorf("listen on tcp %s: %w", a, err)
+	}
+	s.udp = append(s.udp, sockets...)
+	s.streams = append(s.streams, s.newStream(l, protoTCP))
 	return nil
 }
 
