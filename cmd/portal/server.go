@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -28,6 +30,7 @@ func newServerCommand() *cobra.Command {
 			if err := opts.Validate(); err != nil {
 				return usageError{err}
 			}
+			tuneMemory()
 			return server.Run(cmd.Context(), opts, func(context.Context, server.Info) error { return nil })
 		},
 	}
@@ -65,6 +68,13 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 		"ranges of the Pods' addresses, cut up for the nodes: at most one IPv4 and one IPv6; none leaves nodes alone")
 	f.IntVar(&o.MaxEndpointsPerSlice, "max-endpoints-per-slice", o.MaxEndpointsPerSlice, "endpoints in one EndpointSlice at most, up to 1000")
 	f.DurationVar(&o.AuditInterval, "audit-interval", o.AuditInterval, "how often allocations are checked against their Services")
+}
+
+// tuneMemory trades a few percent of CPU for a third of the memory that garbage takes, unless GOGC says otherwise.
+func tuneMemory() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50)
+	}
 }
 
 // logOptions choose how much is logged.

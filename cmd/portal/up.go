@@ -28,6 +28,7 @@ func newUpCommand() *cobra.Command {
 			if err := opts.Validate(); err != nil {
 				return usageError{err}
 			}
+			tuneMemory()
 			out := cmd.OutOrStdout()
 			fmt.Fprintln(out, "Portal is starting ...")
 			err := server.Run(cmd.Context(), opts, func(_ context.Context, info server.Info) error {

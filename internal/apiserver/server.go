@@ -139,7 +139,11 @@ func (s *Server) build() error {
 				}
 			},
 		},
-		Uncached: map[schema.GroupResource]bool{corev1.Resource("events"): true},
+		Uncached: map[schema.GroupResource]bool{
+			corev1.Resource("events"): true,
+			// One for each Service, which hardly anybody reads: the server itself follows the keys alone.
+			networkingv1.Resource("ipaddresses"): true,
+		},
 	}
 	config.RESTOptionsGetter = getter
 	if s.generic, err = config.Complete(s.factory).New("portal", genericserver.NewEmptyDelegate()); err != nil {

@@ -28,7 +28,7 @@ type Election struct {
 func DefaultElection() Election {
 	return Election{
 		Namespace: metav1.NamespaceSystem, Name: "portal-controllers",
-		Lease: 8 * time.Second, Renew: 5 * time.Second, Retry: time.Second,
+		Lease: 6 * time.Second, Renew: 4 * time.Second, Retry: time.Second,
 	}
 }
 

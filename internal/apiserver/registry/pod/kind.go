@@ -51,7 +51,7 @@ func New() *registry.Kind[corev1.Pod, *corev1.Pod] {
 		Customize: func(store *genericregistry.Store, storage map[string]rest.Storage) error {
 			rules.TellOnce(store)
 			rules.JudgeUpdates(store, validateUpdate)
-			store.BeginCreate = judgePriority
+			store.BeginCreate = judgeClasses
 			storage["pods/binding"] = &bindingREST{store: store}
 			return nil
 		},

@@ -166,7 +166,7 @@ func TestTolerations(t *testing.T) {
 	}
 }
 
-func TestPriority(t *testing.T) {
+func TestClasses(t *testing.T) {
 	for name, c := range map[string]struct {
 		change  func(*corev1.PodSpec)
 		refused bool
@@ -176,11 +176,13 @@ func TestPriority(t *testing.T) {
 		"critical":   {func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, false, 2000001000},
 		"unknown":    {func(s *corev1.PodSpec) { s.PriorityClassName = "mine" }, true, 0},
 		"number":     {func(s *corev1.PodSpec) { s.Priority = ptr.To[int32](7) }, true, 0},
+		"runtime":    {func(s *corev1.PodSpec) { s.RuntimeClassName = ptr.To("mine") }, true, 0},
+		"overhead":   {func(s *corev1.PodSpec) { s.Overhead = corev1.ResourceList{"cpu": resource.MustParse("1")} }, true, 0},
 		"preemption": {func(s *corev1.PodSpec) { s.PreemptionPolicy = ptr.To(corev1.PreemptNever) }, true, 0},
 	} {
 		p := pod(func(p *corev1.Pod) { c.change(&p.Spec) })
 		resolvePriority(&p.Spec)
-		if _, err := judgePriority(t.Context(), p, nil); (err != nil) != c.refused {
+		if _, err := judgeClasses(t.Context(), p, nil); (err != nil) != c.refused {
 			t.Errorf("%s: %v", name, err)
 		} else if err == nil && *p.Spec.Priority != c.want {
 			t.Errorf("%s: priority %d, want %d", name, *p.Spec.Priority, c.want)
@@ -311,7 +313,7 @@ func FuzzCreate(f *testing.F) {
 		prepareCreate(t.Context(), p)
 		if errs := validateCreate(t.Context(), p); len(errs) == 0 {
 			warnings(t.Context(), p, nil)
-			if _, err := judgePriority(t.Context(), p, nil); err == nil {
+			if _, err := judgeClasses(t.Context(), p, nil); err == nil {
 				same := p.DeepCopy()
 				prepareUpdate(t.Context(), same, p)
 				if errs := validateUpdate(t.Context(), same, p); len(errs) > 0 {

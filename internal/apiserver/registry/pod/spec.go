@@ -60,9 +60,6 @@ func validatePolicies(spec *corev1.PodSpec) field.ErrorList {
 	if spec.ShareProcessNamespace != nil && *spec.ShareProcessNamespace && spec.HostPID {
 		errs = append(errs, field.Invalid(atSpec.Child("shareProcessNamespace"), true, "cannot be together with hostPID"))
 	}
-	if spec.Overhead != nil {
-		errs = append(errs, validateResources(atSpec.Child("overhead"), &corev1.ResourceRequirements{Limits: spec.Overhead}, validateContainerResourceName, nil)...)
-	}
 	if spec.OS != nil {
 		switch spec.OS.Name {
 		case corev1.Linux, corev1.Windows:
@@ -90,9 +87,6 @@ func validateNames(spec *corev1.PodSpec) field.ErrorList {
 		if name.value != "" {
 			errs = append(errs, name.rule(atSpec.Child(name.field), name.value)...)
 		}
-	}
-	if spec.RuntimeClassName != nil {
-		errs = append(errs, rules.DNSSubdomain(atSpec.Child("runtimeClassName"), *spec.RuntimeClassName)...)
 	}
 	return append(errs, validateHostnameOverride(spec)...)
 }

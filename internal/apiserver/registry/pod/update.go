@@ -27,13 +27,7 @@ func validateUpdate(_ context.Context, pod, old *corev1.Pod) field.ErrorList {
 	errs = append(errs, validateAnnotations(pod.Annotations, &pod.Spec)...)
 	errs = append(errs, validateSpec(&pod.Spec, &pod.ObjectMeta)...)
 	errs = append(errs, validateAnnotationUpdate(pod, old)...)
-	// On create the class is looked up and the policy compared with it, so that neither need be judged there.
-	if name := pod.Spec.PriorityClassName; name != "" {
-		errs = append(errs, rules.DNSSubdomain(atSpec.Child("priorityClassName"), name)...)
-	}
-	if policy := pod.Spec.PreemptionPolicy; policy != nil {
-		errs = append(errs, rules.RequiredOneOf(atSpec.Child("preemptionPolicy"), *policy, corev1.PreemptLowerPriority, corev1.PreemptNever)...)
-	}
+	errs = append(errs, validateClasses(&pod.Spec)...)
 
 	more, same := validateSameContainers(&pod.Spec, &old.Spec)
 	errs = append(errs, more...)
@@ -48,6 +42,24 @@ func validateUpdate(_ context.Context, pod, old *corev1.Pod) field.ErrorList {
 	errs = append(errs, validateMoreTolerations(pod.Spec.Tolerations, old.Spec.Tolerations)...)
 	errs = append(errs, validateFewerGates(pod.Spec.SchedulingGates, old.Spec.SchedulingGates)...)
 	return append(errs, validateUnchanged(&pod.Spec, &old.Spec)...)
+}
+
+// validateClasses judges what a create looks up instead.
+func validateClasses(spec *corev1.PodSpec) field.ErrorList {
+	var errs field.ErrorList
+	if spec.PriorityClassName != "" {
+		errs = append(errs, rules.DNSSubdomain(atSpec.Child("priorityClassName"), spec.PriorityClassName)...)
+	}
+	if spec.PreemptionPolicy != nil {
+		errs = append(errs, rules.RequiredOneOf(atSpec.Child("preemptionPolicy"), *spec.PreemptionPolicy, corev1.PreemptLowerPriority, corev1.PreemptNever)...)
+	}
+	if spec.RuntimeClassName != nil {
+		errs = append(errs, rules.DNSSubdomain(atSpec.Child("runtimeClassName"), *spec.RuntimeClassName)...)
+	}
+	if spec.Overhead != nil {
+		errs = append(errs, validateResources(atSpec.Child("overhead"), &corev1.ResourceRequirements{Limits: spec.Overhead}, validateContainerResourceName, nil)...)
+	}
+	return errs
 }
 
 func validateSameContainers(spec, old *corev1.PodSpec) (errs field.ErrorList, same bool) {

@@ -121,9 +121,9 @@ func TestStatus(t *testing.T) {
 		"user": {nil, nil, func(p *P) {
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", User: &corev1.ContainerUser{Linux: &corev1.LinuxContainerUser{UID: -1}}}}
 		}, []string{"status.containerStatuses[0].user.linux.uid"}},
-		"spec is not":    {nil, nil, func(p *P) { p.Spec.NodeName = "n" }, nil},
-		"claim unheard":  {nil, nil, func(p *P) { p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "x"}} }, []string{"status.resourceClaimStatuses[0].name"}},
-		"finalizer": {nil, nil, func(p *P) { p.Finalizers = []string{"mine"} }, []string{"metadata.finalizers[0]"}},
+		"spec is not":   {nil, nil, func(p *P) { p.Spec.NodeName = "n" }, nil},
+		"claim unheard": {nil, nil, func(p *P) { p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "x"}} }, []string{"status.resourceClaimStatuses[0].name"}},
+		"finalizer":     {nil, nil, func(p *P) { p.Finalizers = []string{"mine"} }, []string{"metadata.finalizers[0]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			old := stored(t, c.spec)

@@ -2,6 +2,7 @@ package service
 
 import (
 	"encoding/json"
+	"math"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -68,6 +69,9 @@ func Claimer(addresses runtime.Encoder) store.Claimer {
 			}})
 		}
 		for _, port := range held.Ports() {
+			if port < 1 || port > math.MaxUint16 {
+				continue // only somebody who edits etcd can write that, and it is no port
+			}
 			out = append(out, store.Claim{Key: portKey(uint16(port)), Encode: func() ([]byte, error) {
 				return json.Marshal(Owner{Namespace: svc.Namespace, Name: svc.Name, UID: string(svc.UID)})
 			}})
