@@ -93,8 +93,18 @@ func (w *world) run(selection string, change ...func(*controllers.Config)) (stop
 	return stop
 }
 
+// patience is how long a test waits at least for what must come but has no time limit of its own: a busy machine takes
+// many times what an idle one does.
+const patience = 45 * time.Second
+
 // eventually waits until a check has nothing to say.
-func (w *world) eventually(within time.Duration, check func() string) {
+func (w *world) eventually(usually time.Duration, check func() string) {
+	w.Helper()
+	w.within(max(usually, patience), check)
+}
+
+// within is for what must come in time.
+func (w *world) within(within time.Duration, check func() string) {
 	w.Helper()
 	deadline := time.Now().Add(within)
 	for {

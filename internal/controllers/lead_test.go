@@ -112,7 +112,7 @@ func TestAStandbyTakesOver(t *testing.T) {
 	for i := range pods / 2 {
 		roll(pods/2 + i)
 	}
-	w.eventually(15*time.Second, func() string { return w.serves(pods, pods) })
+	w.within(15*time.Second, func() string { return w.serves(pods, pods) })
 	if got := w.leader(); got != "second" {
 		t.Errorf("%q leads", got)
 	}

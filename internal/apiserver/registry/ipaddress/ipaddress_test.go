@@ -6,7 +6,6 @@ import (
 
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/registrytest"
@@ -53,7 +52,7 @@ func TestCreate(t *testing.T) {
 }
 
 func TestGenerateNameIsTheName(t *testing.T) {
-	var strategy rest.RESTCreateStrategy = rulesOf(t).Storage["ipaddresses"].(*registry.REST).CreateStrategy
+	strategy := rulesOf(t).Storage["ipaddresses"].(*registry.REST).CreateStrategy
 	if got := strategy.GenerateName("10.96.0.9"); got != "10.96.0.9" {
 		t.Errorf("generated %q", got)
 	}

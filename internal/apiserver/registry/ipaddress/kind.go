@@ -32,7 +32,8 @@ func New() *registry.Kind[networkingv1.IPAddress, *networkingv1.IPAddress] {
 		ValidName:     validName,
 		Validate:      validateCreate,
 		Columns: []registry.Column[networkingv1.IPAddress]{
-			{Name: "ParentRef", Description: networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"], Cell: func(ip *networkingv1.IPAddress) any { return parent(ip.Spec.ParentRef) }},
+			{Name: "ParentRef", Description: networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"],
+				Cell: func(ip *networkingv1.IPAddress) any { return parent(ip.Spec.ParentRef) }},
 			registry.Age[networkingv1.IPAddress](),
 		},
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {

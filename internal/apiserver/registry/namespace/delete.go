@@ -54,7 +54,8 @@ var (
 
 // Delete marks a namespace as terminating. Only a later delete, or the update that removes its last finalizer, takes
 // it away.
-func (r *namespaceREST) Delete(ctx context.Context, name string, allowed rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, bool, error) {
+func (r *namespaceREST) Delete(ctx context.Context, name string, allowed rest.ValidateObjectFunc,
+	options *metav1.DeleteOptions) (runtime.Object, bool, error) {
 	obj, err := r.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
 		return nil, false, err
@@ -99,7 +100,8 @@ func (r *namespaceREST) conflict(name, what string, asked, is any) error {
 	return apierrors.NewConflict(r.store.DefaultQualifiedResource, name, fmt.Errorf("the request is for %s %v, it has %v", what, asked, is))
 }
 
-func (r *namespaceREST) terminate(ctx context.Context, name string, allowed rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, error) {
+func (r *namespaceREST) terminate(ctx context.Context, name string, allowed rest.ValidateObjectFunc,
+	options *metav1.DeleteOptions) (runtime.Object, error) {
 	key, err := r.store.KeyFunc(ctx, name)
 	if err != nil {
 		return nil, err
@@ -138,8 +140,8 @@ func (r *namespaceREST) terminate(ctx context.Context, name string, allowed rest
 func propagate(finalizers []string, options *metav1.DeleteOptions) []string {
 	var orphan, foreground bool
 	switch {
-	case options.OrphanDependents != nil: //nolint:staticcheck // old clients still send it
-		orphan = *options.OrphanDependents //nolint:staticcheck // as above
+	case options.OrphanDependents != nil:
+		orphan = *options.OrphanDependents
 		foreground = !orphan
 	case options.PropagationPolicy != nil:
 		orphan = *options.PropagationPolicy == metav1.DeletePropagationOrphan

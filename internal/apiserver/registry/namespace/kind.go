@@ -34,7 +34,8 @@ func New() *registry.Kind[corev1.Namespace, *corev1.Namespace] {
 		Fields:           func(ns *corev1.Namespace) fields.Set { return fields.Set{"status.phase": string(ns.Status.Phase)} },
 		SelectableFields: []string{"status.phase"},
 		Columns: []registry.Column[corev1.Namespace]{
-			{Name: "Status", Description: "Whether the namespace is in use (Active) or going away (Terminating)", Cell: func(ns *corev1.Namespace) any { return string(ns.Status.Phase) }},
+			{Name: "Status", Description: "Whether the namespace is in use (Active) or going away (Terminating)",
+				Cell: func(ns *corev1.Namespace) any { return string(ns.Status.Phase) }},
 			registry.Age[corev1.Namespace](),
 		},
 		Reset:         []fieldpath.Path{fieldpath.MakePathOrDie("status")},

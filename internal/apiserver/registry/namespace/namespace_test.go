@@ -186,8 +186,8 @@ func TestPropagation(t *testing.T) {
 		{[]string{"x/y"}, []string{"x/y", "orphan"}, policy(metav1.DeletePropagationOrphan)},
 		{[]string{"orphan"}, []string{"foregroundDeletion"}, policy(metav1.DeletePropagationForeground)},
 		{[]string{"orphan", "foregroundDeletion"}, nil, policy(metav1.DeletePropagationBackground)},
-		{nil, []string{"orphan"}, &metav1.DeleteOptions{OrphanDependents: ptr.To(true)}},              //nolint:staticcheck // old clients send it
-		{nil, []string{"foregroundDeletion"}, &metav1.DeleteOptions{OrphanDependents: ptr.To(false)}}, //nolint:staticcheck // as above
+		{nil, []string{"orphan"}, &metav1.DeleteOptions{OrphanDependents: ptr.To(true)}},
+		{nil, []string{"foregroundDeletion"}, &metav1.DeleteOptions{OrphanDependents: ptr.To(false)}},
 	} {
 		if got := propagate(slices.Clone(c.has), c.options); !slices.Equal(got, c.want) {
 			t.Errorf("%q with %v becomes %q, want %q", c.has, c.options, got, c.want)

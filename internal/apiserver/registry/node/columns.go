@@ -21,7 +21,8 @@ func columns() []registry.Column[corev1.Node] {
 		{Name: "External-IP", Description: status["addresses"], Wide: true, Cell: func(n *corev1.Node) any { return address(n, corev1.NodeExternalIP) }},
 		{Name: "OS-Image", Description: info["osImage"], Wide: true, Cell: func(n *corev1.Node) any { return orUnknown(n.Status.NodeInfo.OSImage) }},
 		{Name: "Kernel-Version", Description: info["kernelVersion"], Wide: true, Cell: func(n *corev1.Node) any { return kernel(n) }},
-		{Name: "Container-Runtime", Description: info["containerRuntimeVersion"], Wide: true, Cell: func(n *corev1.Node) any { return orUnknown(n.Status.NodeInfo.ContainerRuntimeVersion) }},
+		{Name: "Container-Runtime", Description: info["containerRuntimeVersion"], Wide: true,
+			Cell: func(n *corev1.Node) any { return orUnknown(n.Status.NodeInfo.ContainerRuntimeVersion) }},
 	}
 }
 

@@ -43,7 +43,8 @@ func (r *bindingREST) NamespaceScoped() bool { return true }
 func (r *bindingREST) PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate() bool { return true }
 
 // Create binds the Pod called name to the node that the Binding says.
-func (r *bindingREST) Create(ctx context.Context, name string, obj runtime.Object, allowed rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+func (r *bindingREST) Create(ctx context.Context, name string, obj runtime.Object, allowed rest.ValidateObjectFunc,
+	options *metav1.CreateOptions) (runtime.Object, error) {
 	binding, ok := obj.(*corev1.Binding)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("a Binding is wanted, not %T", obj))

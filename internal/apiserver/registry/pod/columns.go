@@ -13,9 +13,11 @@ import (
 func columns() []registry.Column[corev1.Pod] {
 	spec, status := corev1.PodSpec{}.SwaggerDoc(), corev1.PodStatus{}.SwaggerDoc()
 	return []registry.Column[corev1.Pod]{
-		{Name: "Ready", Description: "How many of the Pod's containers are ready to serve.", Cell: func(p *corev1.Pod) any { return summarize(p).readiness() }},
+		{Name: "Ready", Description: "How many of the Pod's containers are ready to serve.",
+			Cell: func(p *corev1.Pod) any { return summarize(p).readiness() }},
 		{Name: "Status", Description: "What the Pod's containers are doing, taken together.", Cell: func(p *corev1.Pod) any { return summarize(p).reason }},
-		{Name: "Restarts", Description: "How often containers of the Pod were started again, and when last.", Cell: func(p *corev1.Pod) any { return summarize(p).restarted() }},
+		{Name: "Restarts", Description: "How often containers of the Pod were started again, and when last.",
+			Cell: func(p *corev1.Pod) any { return summarize(p).restarted() }},
 		registry.Age[corev1.Pod](),
 		{Name: "IP", Description: status["podIP"], Wide: true, Cell: func(p *corev1.Pod) any {
 			if len(p.Status.PodIPs) == 0 {
@@ -24,7 +26,8 @@ func columns() []registry.Column[corev1.Pod] {
 			return orNone(p.Status.PodIPs[0].IP)
 		}},
 		{Name: "Node", Description: spec["nodeName"], Wide: true, Cell: func(p *corev1.Pod) any { return orNone(p.Spec.NodeName) }},
-		{Name: "Nominated Node", Description: status["nominatedNodeName"], Wide: true, Cell: func(p *corev1.Pod) any { return orNone(p.Status.NominatedNodeName) }},
+		{Name: "Nominated Node", Description: status["nominatedNodeName"], Wide: true,
+			Cell: func(p *corev1.Pod) any { return orNone(p.Status.NominatedNodeName) }},
 		{Name: "Readiness Gates", Description: spec["readinessGates"], Wide: true, Cell: func(p *corev1.Pod) any { return gates(p) }},
 	}
 }

@@ -70,7 +70,8 @@ func validateInitContainers(pod around, names map[string]bool) field.ErrorList {
 		}
 		for j, policy := range c.ResizePolicy {
 			if policy.RestartPolicy == corev1.RestartContainer {
-				errs = append(errs, field.Invalid(at.Child("resizePolicy").Index(j).Child("restartPolicy"), policy.RestartPolicy, "must be NotRequired: an init container that ends is not resized"))
+				errs = append(errs, field.Invalid(at.Child("resizePolicy").Index(j).Child("restartPolicy"), policy.RestartPolicy,
+					"must be NotRequired: an init container that ends is not resized"))
 			}
 		}
 	}
@@ -168,7 +169,8 @@ func validateHandlers(at *field.Path, c *corev1.Container, grace *int64) field.E
 		case name != "readinessProbe" && probe.SuccessThreshold != 1:
 			errs = append(errs, field.Invalid(at.Child(name, "successThreshold"), probe.SuccessThreshold, "must be 1"))
 		case name == "readinessProbe" && probe.TerminationGracePeriodSeconds != nil:
-			errs = append(errs, field.Invalid(at.Child(name, "terminationGracePeriodSeconds"), *probe.TerminationGracePeriodSeconds, "must not be set: a readiness probe ends nothing"))
+			errs = append(errs, field.Invalid(at.Child(name, "terminationGracePeriodSeconds"), *probe.TerminationGracePeriodSeconds,
+				"must not be set: a readiness probe ends nothing"))
 		}
 	}
 	return errs

@@ -81,7 +81,10 @@ func validateValueFrom(at *field.Path, variable *corev1.EnvVar) field.ErrorList 
 		judge func(*field.Path) field.ErrorList
 	}{
 		{"fieldRef", from.FieldRef != nil, func(at *field.Path) field.ErrorList { return validateFieldRef(at, from.FieldRef, forVariables) }},
-		{"resourceFieldRef", from.ResourceFieldRef != nil, func(at *field.Path) field.ErrorList { return validateAmountRef(at, from.ResourceFieldRef, false) }},
+		{"resourceFieldRef", from.ResourceFieldRef != nil, func(at *field.Path) field.ErrorList {
+			return validateAmountRef(at,
+				from.ResourceFieldRef, false)
+		}},
 		{"configMapKeyRef", from.ConfigMapKeyRef != nil, func(at *field.Path) field.ErrorList {
 			return validateKeyRef(at, from.ConfigMapKeyRef.Name, from.ConfigMapKeyRef.Key)
 		}},
@@ -172,7 +175,8 @@ func validateFieldRef(at *field.Path, ref *corev1.ObjectFieldSelector, allowed m
 	case keyed && path == "metadata.annotations":
 		return rules.QualifiedName(at, strings.ToLower(key))
 	case keyed, !forVariables[path] && !forFiles[path] && !known[path]:
-		return field.ErrorList{field.Invalid(at.Child("fieldPath"), ref.FieldPath, "must be a path that can be asked for, such as metadata.name or metadata.labels['app']")}
+		return field.ErrorList{field.Invalid(at.Child("fieldPath"), ref.FieldPath,
+			"must be a path that can be asked for, such as metadata.name or metadata.labels['app']")}
 	}
 	if path == "spec.host" {
 		path = "spec.nodeName"

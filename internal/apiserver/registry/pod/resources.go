@@ -263,18 +263,21 @@ func validatePodResources(spec *corev1.PodSpec, claims map[string]bool) field.Er
 	sum := &corev1.Pod{Spec: *spec}
 	for name, total := range resourcehelper.AggregateContainerRequests(sum, resourcehelper.PodResourcesOptions{}) {
 		if request, asked := r.Requests[name]; asked && total.Cmp(request) > 0 {
-			errs = append(errs, field.Invalid(at.Child("requests").Key(string(name)), request.String(), "must not be below what the containers ask for together, "+total.String()))
+			errs = append(errs, field.Invalid(at.Child("requests").Key(string(name)), request.String(),
+				"must not be below what the containers ask for together, "+total.String()))
 		}
 	}
 	for name, total := range resourcehelper.AggregateContainerLimits(sum, resourcehelper.PodResourcesOptions{}) {
 		if limit, limited := r.Limits[name]; limited && hugePages(name) && total.Cmp(limit) > 0 {
-			errs = append(errs, field.Invalid(at.Child("limits").Key(string(name)), limit.String(), "must not be below the containers' limits together, "+total.String()))
+			errs = append(errs, field.Invalid(at.Child("limits").Key(string(name)), limit.String(),
+				"must not be below the containers' limits together, "+total.String()))
 		}
 	}
 	for i := range spec.Containers {
 		for name, one := range spec.Containers[i].Resources.Limits {
 			if limit, limited := r.Limits[name]; limited && one.Cmp(limit) > 0 {
-				errs = append(errs, field.Invalid(at.Child("containers").Index(i).Key(string(name)).Child("limits"), one.String(), "must not be above the Pod's limit, "+limit.String()))
+				errs = append(errs, field.Invalid(at.Child("containers").Index(i).Key(string(name)).Child("limits"), one.String(),
+					"must not be above the Pod's limit, "+limit.String()))
 			}
 		}
 	}

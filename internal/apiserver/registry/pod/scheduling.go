@@ -84,7 +84,8 @@ func affinityTerms(affinity *corev1.Affinity) []termList {
 			list.all = append(list.all, placedTerm{at.Child("requiredDuringSchedulingIgnoredDuringExecution").Index(i), &must[i], nil})
 		}
 		for i := range should {
-			list.all = append(list.all, placedTerm{at.Child("preferredDuringSchedulingIgnoredDuringExecution").Index(i), &should[i].PodAffinityTerm, &should[i].Weight})
+			list.all = append(list.all, placedTerm{at.Child("preferredDuringSchedulingIgnoredDuringExecution").Index(i),
+				&should[i].PodAffinityTerm, &should[i].Weight})
 		}
 		out = append(out, list)
 	}
@@ -269,7 +270,8 @@ func validateSpread(constraints []corev1.TopologySpreadConstraint) field.ErrorLi
 				errs = append(errs, field.Invalid(at.Child("minDomains"), *c.MinDomains, "needs whenUnsatisfiable DoNotSchedule"))
 			}
 		}
-		for name, policy := range map[string]*corev1.NodeInclusionPolicy{"nodeAffinityPolicy": c.NodeAffinityPolicy, "nodeTaintsPolicy": c.NodeTaintsPolicy} {
+		for name, policy := range map[string]*corev1.NodeInclusionPolicy{"nodeAffinityPolicy": c.NodeAffinityPolicy,
+			"nodeTaintsPolicy": c.NodeTaintsPolicy} {
 			if policy != nil {
 				errs = append(errs, rules.OneOf(at.Child(name), *policy, corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)...)
 			}

@@ -30,13 +30,16 @@ func validateSecurity(spec *corev1.PodSpec) field.ErrorList {
 	}
 	errs = append(errs, validateSysctls(at.Child("sysctls"), spec)...)
 	if sc.FSGroupChangePolicy != nil {
-		errs = append(errs, rules.OneOf(at.Child("fsGroupChangePolicy"), *sc.FSGroupChangePolicy, corev1.FSGroupChangeOnRootMismatch, corev1.FSGroupChangeAlways)...)
+		errs = append(errs, rules.OneOf(at.Child("fsGroupChangePolicy"), *sc.FSGroupChangePolicy, corev1.FSGroupChangeOnRootMismatch,
+			corev1.FSGroupChangeAlways)...)
 	}
 	if sc.SupplementalGroupsPolicy != nil {
-		errs = append(errs, rules.OneOf(at.Child("supplementalGroupsPolicy"), *sc.SupplementalGroupsPolicy, corev1.SupplementalGroupsPolicyMerge, corev1.SupplementalGroupsPolicyStrict)...)
+		errs = append(errs, rules.OneOf(at.Child("supplementalGroupsPolicy"), *sc.SupplementalGroupsPolicy,
+			corev1.SupplementalGroupsPolicyMerge, corev1.SupplementalGroupsPolicyStrict)...)
 	}
 	if sc.SELinuxChangePolicy != nil {
-		errs = append(errs, rules.OneOf(at.Child("seLinuxChangePolicy"), *sc.SELinuxChangePolicy, corev1.SELinuxChangePolicyRecursive, corev1.SELinuxChangePolicyMountOption)...)
+		errs = append(errs, rules.OneOf(at.Child("seLinuxChangePolicy"), *sc.SELinuxChangePolicy, corev1.SELinuxChangePolicyRecursive,
+			corev1.SELinuxChangePolicyMountOption)...)
 	}
 	errs = append(errs, validateSeccomp(at.Child("seccompProfile"), sc.SeccompProfile)...)
 	return append(errs, validateAppArmor(at.Child("appArmorProfile"), sc.AppArmorProfile)...)

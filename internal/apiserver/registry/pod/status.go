@@ -24,8 +24,10 @@ func validateStatus(_ context.Context, pod, old *corev1.Pod) field.ErrorList {
 	if status.QOSClass != before.QOSClass {
 		errs = append(errs, field.Invalid(atStatus.Child("qosClass"), status.QOSClass, "follows from the spec"))
 	}
-	errs = append(errs, validateEnded(atStatus.Child("containerStatuses"), status.ContainerStatuses, before.ContainerStatuses, &old.Spec, old.Spec.Containers)...)
-	errs = append(errs, validateEnded(atStatus.Child("initContainerStatuses"), status.InitContainerStatuses, before.InitContainerStatuses, &old.Spec, old.Spec.InitContainers)...)
+	errs = append(errs, validateEnded(atStatus.Child("containerStatuses"), status.ContainerStatuses, before.ContainerStatuses, &old.Spec,
+		old.Spec.Containers)...)
+	errs = append(errs, validateEnded(atStatus.Child("initContainerStatuses"), status.InitContainerStatuses, before.InitContainerStatuses,
+		&old.Spec, old.Spec.InitContainers)...)
 	errs = append(errs, validateClaimStatuses(status.ResourceClaimStatuses, pod.Spec.ResourceClaims)...)
 	errs = append(errs, validateUsers(atStatus.Child("containerStatuses"), status.ContainerStatuses)...)
 	errs = append(errs, validateUsers(atStatus.Child("initContainerStatuses"), status.InitContainerStatuses)...)

@@ -51,13 +51,15 @@ func validateClasses(spec *corev1.PodSpec) field.ErrorList {
 		errs = append(errs, rules.DNSSubdomain(atSpec.Child("priorityClassName"), spec.PriorityClassName)...)
 	}
 	if spec.PreemptionPolicy != nil {
-		errs = append(errs, rules.RequiredOneOf(atSpec.Child("preemptionPolicy"), *spec.PreemptionPolicy, corev1.PreemptLowerPriority, corev1.PreemptNever)...)
+		errs = append(errs, rules.RequiredOneOf(atSpec.Child("preemptionPolicy"), *spec.PreemptionPolicy, corev1.PreemptLowerPriority,
+			corev1.PreemptNever)...)
 	}
 	if spec.RuntimeClassName != nil {
 		errs = append(errs, rules.DNSSubdomain(atSpec.Child("runtimeClassName"), *spec.RuntimeClassName)...)
 	}
 	if spec.Overhead != nil {
-		errs = append(errs, validateResources(atSpec.Child("overhead"), &corev1.ResourceRequirements{Limits: spec.Overhead}, validateContainerResourceName, nil)...)
+		errs = append(errs, validateResources(atSpec.Child("overhead"), &corev1.ResourceRequirements{Limits: spec.Overhead},
+			validateContainerResourceName, nil)...)
 	}
 	return errs
 }

@@ -17,7 +17,8 @@ type once struct{}
 var _ rest.DeclarativeValidationStrategy = once{}
 
 // ValidateDeclaratively drops errors that say the same as an earlier one.
-func (once) ValidateDeclaratively(_ context.Context, _, _ runtime.Object, errs field.ErrorList, _ operation.Type, _ rest.DeclarativeValidationConfig) field.ErrorList {
+func (once) ValidateDeclaratively(_ context.Context, _, _ runtime.Object, errs field.ErrorList, _ operation.Type,
+	_ rest.DeclarativeValidationConfig) field.ErrorList {
 	return errs.Filter()
 }
 

@@ -78,7 +78,6 @@ func (c *cluster) update(svc *corev1.Service) (*corev1.Service, field.ErrorList)
 	return c.read(svc.Name), nil
 }
 
-// updateStatus answers with what is stored: only the main resource completes what it shows.
 func (c *cluster) updateStatus(svc *corev1.Service) (*corev1.Service, field.ErrorList) {
 	ctx, old := context.Background(), c.known(svc)
 	PrepareStatus(ctx, svc, old)
@@ -87,12 +86,12 @@ func (c *cluster) updateStatus(svc *corev1.Service) (*corev1.Service, field.Erro
 		return nil, errs.Filter()
 	}
 	c.stored[svc.Name] = svc
-	return svc.DeepCopy(), nil
+	return c.read(svc.Name), nil
 }
 
 // known is the stored Service that svc is to replace. What a client may leave out of its metadata is filled in.
 func (c *cluster) known(svc *corev1.Service) *corev1.Service {
-	old := c.stored[svc.Name].DeepCopy()
+	old := c.read(svc.Name)
 	svc.ResourceVersion, svc.CreationTimestamp = old.ResourceVersion, old.CreationTimestamp
 	if svc.UID == "" {
 		svc.UID = old.UID
@@ -100,7 +99,7 @@ func (c *cluster) known(svc *corev1.Service) *corev1.Service {
 	return old
 }
 
-// read is a stored Service as a reader gets it.
+// read is a Service as it comes from the store.
 func (c *cluster) read(name string) *corev1.Service {
 	svc := c.stored[name].DeepCopy()
 	OnRead(svc, c.has)
@@ -119,7 +118,7 @@ func decode(body []byte) (*corev1.Service, error) {
 
 // patch is the stored Service with a patch of the kind SMP (strategic), MP (merge) or JP (JSON) applied.
 func (c *cluster) patch(name, kind string, body []byte) (*corev1.Service, error) {
-	before, err := json.Marshal(c.stored[name])
+	before, err := json.Marshal(c.read(name))
 	if err != nil {
 		return nil, err
 	}

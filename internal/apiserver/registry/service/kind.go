@@ -47,25 +47,15 @@ func New() *registry.Kind[corev1.Service, *corev1.Service] {
 		CreateOnUpdate: true,
 		ReturnDeleted:  true,
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			Refine(store, nil)
+			Refine(store)
 			return nil
 		},
 	}
 }
 
-// Refine adds to a finished store what a description can't say: an update is judged with the old Service in view, no
-// mistake is told twice, and what is read is completed. families are those of the cluster.
-func Refine(store *genericregistry.Store, families []corev1.IPFamily) {
+// Refine adds to a finished store what a description can't say: an update is judged with the old Service in view, and
+// no mistake is told twice.
+func Refine(store *genericregistry.Store) {
 	rules.TellOnce(store)
 	rules.JudgeUpdates(store, ValidateUpdate)
-	store.Decorator = func(obj runtime.Object) {
-		switch o := obj.(type) {
-		case *corev1.Service:
-			OnRead(o, families)
-		case *corev1.ServiceList:
-			for i := range o.Items {
-				OnRead(&o.Items[i], families)
-			}
-		}
-	}
 }

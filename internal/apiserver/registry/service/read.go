@@ -7,11 +7,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// OnRead completes a stored Service as readers are to see it. Objects written by an old Kubernetes say neither
-// clusterIPs nor ipFamilies. families are those that the cluster has; the first is the default.
-//
-// internalTrafficPolicy means nothing to an ExternalName and isn't shown, but it stays stored: it is the user's word,
-// and holds again should the Service become one that is served.
+// OnRead completes a stored Service as it comes from the store. Objects written by an old Kubernetes say neither
+// clusterIPs nor ipFamilies; others say internalTrafficPolicy for an ExternalName, where it means nothing. families
+// are those that the cluster has; the first is the default.
 func OnRead(svc *corev1.Service, families []corev1.IPFamily) {
 	spec := &svc.Spec
 	if spec.Type == corev1.ServiceTypeExternalName {
@@ -27,7 +25,6 @@ func OnRead(svc *corev1.Service, families []corev1.IPFamily) {
 	case spec.ClusterIP == corev1.ClusterIPNone:
 		spec.IPFamilies = []corev1.IPFamily{first}
 	default:
-		spec.IPFamilies = make([]corev1.IPFamily, 0, len(spec.ClusterIPs)) // the old one may be shared with a cache
 		for _, ip := range spec.ClusterIPs {
 			spec.IPFamilies = append(spec.IPFamilies, familyOf(ip))
 		}

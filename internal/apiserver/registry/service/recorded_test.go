@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -110,7 +111,8 @@ func (c *cluster) answer(verb, path string, body []byte) any {
 	if stored == nil && name != "" && (verb != "PUT" || len(parts) == 3) {
 		return failure(404, "NotFound", "services")
 	}
-	svc, err := stored.DeepCopy(), error(nil)
+	var svc *corev1.Service
+	var err error
 	switch verb {
 	case "GET":
 		return object(200, c.read(name))

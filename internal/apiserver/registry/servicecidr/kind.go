@@ -34,7 +34,8 @@ func New() *registry.Kind[networkingv1.ServiceCIDR, *networkingv1.ServiceCIDR] {
 		PrepareUpdate: func(_ context.Context, cidr, old *networkingv1.ServiceCIDR) { cidr.Status = old.Status },
 		Validate:      validateCreate,
 		Columns: []registry.Column[networkingv1.ServiceCIDR]{
-			{Name: "CIDRs", Description: networkingv1.ServiceCIDRSpec{}.SwaggerDoc()["cidrs"], Cell: func(c *networkingv1.ServiceCIDR) any { return strings.Join(c.Spec.CIDRs, ",") }},
+			{Name: "CIDRs", Description: networkingv1.ServiceCIDRSpec{}.SwaggerDoc()["cidrs"],
+				Cell: func(c *networkingv1.ServiceCIDR) any { return strings.Join(c.Spec.CIDRs, ",") }},
 			registry.Age[networkingv1.ServiceCIDR](),
 		},
 		Status: &registry.Status[networkingv1.ServiceCIDR, *networkingv1.ServiceCIDR]{
