@@ -133,6 +133,9 @@ func (g *addressGuard) Validate(ctx context.Context, a admission.Attributes, _ a
 		return nil
 	}
 	owner := address.Spec.ParentRef
+	if owner.Namespace == "" {
+		return nil // no Service is without a namespace
+	}
 	obj, err := g.services.Get(genericrequest.WithNamespace(ctx, owner.Namespace), owner.Name, &metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
