@@ -1,0 +1,177 @@
+package plan
+
+import (
+	"net/netip"
+	"time"
+
+	"portal/internal/intent"
+)
+
+// Origin is where a packet to a frontend comes from, as this node can tell. The first that applies counts.
+type Origin uint8
+
+const (
+	// FromPod: a source that Facts.Pods recognises.
+	FromPod Origin = iota
+	// FromNode: a source address of this node.
+	FromNode
+	// FromOutside: any other.
+	FromOutside
+	// Origins is their number.
+	Origins
+)
+
+// Verdict is what happens to the first packet of a flow.
+type Verdict uint8
+
+const (
+	// Forward sends it to an endpoint of the route's pool.
+	Forward Verdict = iota
+	// Reject answers that nobody is there.
+	Reject
+	// Drop loses it, so that a balancer in front tries another node.
+	Drop
+)
+
+// Kind says why an address and port is a frontend.
+type Kind uint8
+
+const (
+	ClusterIP Kind = iota
+	ExternalIP
+	LoadBalancerIP
+	NodePort
+)
+
+// PortID names one port of a Service in one family. Clients with affinity stick to an endpoint of it, through whichever
+// frontend they come.
+type PortID struct {
+	Service  intent.Key
+	Port     string
+	Protocol intent.Protocol
+	Family   intent.Family
+}
+
+// FrontendKey is where packets are addressed to. Addr is the zero Addr for a node port, which is served on every address
+// in Facts.NodePorts of the family.
+type FrontendKey struct {
+	Addr     netip.Addr
+	Family   intent.Family
+	Protocol intent.Protocol
+	Port     uint16
+}
+
+// Frontend is an address and port on which a Service answers on this node.
+type Frontend struct {
+	FrontendKey
+	ID   PortID
+	Kind Kind
+	// Affinity is how long after its last connection a client stays with its endpoint; zero: no affinity.
+	Affinity time.Duration
+	// Sources are the only ones that may come; nil lets everyone. Others are dropped, whatever their route.
+	Sources []netip.Prefix
+	// Routes are indexed by Origin.
+	Routes [Origins]Route
+}
+
+// Route is what becomes of packets of one origin.
+type Route struct {
+	Verdict Verdict
+	// Masquerade: the endpoint sees this node's address instead of the client's. An endpoint that reaches itself through
+	// the Service (hairpin) always sees the node's address.
+	Masquerade bool
+	// Pool is where to forward to; nil for the other verdicts. Frontends and routes that choose among the same
+	// endpoints share one Pool.
+	Pool *Pool
+}
+
+// Pool is a set of endpoints among which the choice is even. It is never empty and never changed.
+type Pool struct {
+	ID PortID
+	// Local: only endpoints on this node are in it.
+	Local bool
+	// Endpoints are in the order of their addresses and ports, without duplicates.
+	Endpoints []Endpoint
+}
+
+// Endpoint is an address and port that a backend listens on.
+type Endpoint struct {
+	Addr netip.AddrPort
+	// Local: it is on this node.
+	Local bool
+}
+
+// HealthCheck is a port on which a balancer asks whether this node has endpoints of a Service.
+type HealthCheck struct {
+	Service intent.Key
+	Port    uint16
+	// Endpoints is how many ready endpoints of the Service are on this node.
+	Endpoints int
+}
+
+// Service is what the plan says about one Service.
+type Service struct {
+	intent.Key
+	// Frontends are in the order of their keys.
+	Frontends []*Frontend
+	// ClusterIPs are the addresses whose other ports are rejected.
+	ClusterIPs []netip.Addr
+	// HealthCheck is nil where there is none.
+	HealthCheck *HealthCheck
+	// NoLocalInternal and NoLocalExternal count ports that lose traffic because a policy says Local and this node has no
+	// endpoint while others have.
+	NoLocalInternal, NoLocalExternal int
+	// Triggered is when the changes that led here happened, for the latency of programming; from the slices.
+	Triggered []time.Time
+}
+
+// Facts are what a plan must know of the node it is for, and of its configuration.
+type Facts struct {
+	Node string
+	// Zone is the node's, from its label; hints are followed only where it is known.
+	Zone string
+	// Families are those that this node serves, the first the primary one.
+	Families []intent.Family
+	// Addrs are the node's own addresses as its Node object says, the first of each family the primary one.
+	Addrs []netip.Addr
+	// Pods recognises Pods' sources.
+	Pods Detector
+	// MasqueradeAll rewrites the source of everything sent to a cluster IP.
+	MasqueradeAll bool
+	NodePorts     NodePorts
+	// ProxyName is the value of the label service.kubernetes.io/service-proxy-name for which this proxy is responsible;
+	// usually empty, which means Services without it.
+	ProxyName string
+	// Unschedulable balancers' traffic: the node is on its way out, so health checks fail.
+	Draining bool
+}
+
+// Detector tells Pods' traffic by its source. All zero: it can't, and nothing is FromPod.
+type Detector struct {
+	// Prefixes hold the Pods' addresses: of the cluster or of the node.
+	Prefixes []netip.Prefix
+	// Interface is the bridge that all Pods are behind, InterfacePrefix the beginning of the names of their interfaces.
+	Interface, InterfacePrefix string
+}
+
+// Known says whether Pods of the family can be told from others.
+func (d *Detector) Known(f intent.Family) bool {
+	if d.Interface != "" || d.InterfacePrefix != "" {
+		return true
+	}
+	for _, p := range d.Prefixes {
+		if intent.FamilyOf(p.Addr()) == f {
+			return true
+		}
+	}
+	return false
+}
+
+// NodePorts says on which of the node's addresses node ports are served.
+type NodePorts struct {
+	// All: on every local address. Otherwise on Addrs.
+	All   bool
+	Addrs []netip.Addr
+	// Loopback: on 127.0.0.1 and ::1 too, where the mode can.
+	Loopback bool
+}
