@@ -3,26 +3,52 @@ package apiserver
 import (
 	"bytes"
 	"net/http"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 )
 
-// typedPatch begins what the library says of a server-side apply whose object does not fit its schema: a list with the
+// applyMistakes are in what the library says of a server-side apply whose object does not fit its schema: a list with the
 // same key twice, a field that there is not.
-const typedPatch = "failed to create typed patch object"
+var applyMistakes = []string{"failed to create typed patch object"}
 
-// applyPatch begins the content types of server-side apply, in YAML and CBOR.
-const applyPatch = "application/apply-patch+"
+// strategicMistakes are in what the library says of a strategic merge patch that can't be merged: an element of a list
+// without its key, a null or a number where an object belongs, a directive ($patch, $retainKeys, $setElementOrder) that
+// means nothing.
+var strategicMistakes = []string{
+	"does not contain declared merge key", "cannot find merge key", "cannot merge lists without merge key",
+	"expected a ", "is not a map", "unknown type:", "unknown patch type:", "invalid element type in merging list",
+	"list element types are not identical", "no elements in any of the given slices", "unexpected patch strategy",
+	"invalid value for special key", "merging lists cannot yet be specified", "doesn't match $setElementOrder",
+	"fail to find unknown prefix", "are not deep equal", "unable to find api field in struct",
+}
 
-// ownMistakes answers 400 where the library answers a server-side apply with 500 although the mistake is the user's.
+// mistakesOf are the parts of a failure's message by which a patch of a content type turns out to be the user's mistake.
+func mistakesOf(contentType string) []string {
+	kind, _, _ := strings.Cut(contentType, ";")
+	switch kind = strings.TrimSpace(kind); {
+	case strings.HasPrefix(kind, "application/apply-patch+"):
+		return applyMistakes
+	case kind == string(types.StrategicMergePatchType):
+		return strategicMistakes
+	}
+	return nil
+}
+
+// ownMistakes answers 400 where the library answers a patch with 500 although the mistake is the user's.
 func ownMistakes(next http.Handler, codecs serializer.CodecFactory) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPatch || !strings.HasPrefix(r.Header.Get("Content-Type"), applyPatch) {
+		var mistakes []string
+		if r.Method == http.MethodPatch {
+			mistakes = mistakesOf(r.Header.Get("Content-Type"))
+		}
+		if mistakes == nil {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -33,13 +59,14 @@ func ownMistakes(next http.Handler, codecs serializer.CodecFactory) http.Handler
 		}
 		obj, _, err := codecs.UniversalDeserializer().Decode(held.body.Bytes(), nil, nil)
 		status, ok := obj.(*metav1.Status)
-		if err != nil || !ok || !strings.HasPrefix(status.Message, typedPatch) {
+		if err != nil || !ok || !slices.ContainsFunc(mistakes, func(m string) bool { return strings.Contains(status.Message, m) }) {
 			w.WriteHeader(http.StatusInternalServerError)
 			_, _ = w.Write(held.body.Bytes())
 			return
 		}
 		w.Header().Del("Content-Length")
-		responsewriters.ErrorNegotiated(apierrors.NewBadRequest(status.Message), codecs, schema.GroupVersion{Version: "v1"}, w, r)
+		responsewriters.ErrorNegotiated(apierrors.NewBadRequest("the patch does not fit the object: "+status.Message), codecs,
+			schema.GroupVersion{Version: "v1"}, w, r)
 	})
 }
 

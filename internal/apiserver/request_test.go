@@ -48,7 +48,10 @@ func inProcess(t testing.TB) func(method, path, contentType string, body []byte)
 	}
 }
 
-const servicesPath = "/api/v1/namespaces/default/services"
+const (
+	servicesPath = "/api/v1/namespaces/default/services"
+	strategic    = "application/strategic-merge-patch+json"
+)
 
 // requests are the ways in which a body reaches a Service.
 var requests = []struct{ method, path, contentType string }{
@@ -73,12 +76,16 @@ func FuzzRequest(f *testing.F) {
 		f.Add(byte(i), []byte(whole))
 		f.Add(byte(i), []byte(`{"spec":{"type":"ExternalName","externalName":"a.b","ports":null}}`))
 		f.Add(byte(i), []byte(`[{"op":"replace","path":"/spec/ports/0/nodePort","value":-1}]`))
+		f.Add(byte(i), []byte(`{"spec":{"ports":[null,{"name":"x"}],"$patch":"merge"},"metadata":{"$deleteFromPrimitiveList/finalizers":["a"]}}`))
 		f.Add(byte(i), []byte("k8s\x00\n\r\n\x02v1\x12\x07Service\x12\x05\n\x03\n\x01s"))
 		f.Add(byte(i), []byte("apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec: {clusterIP: None, clusterIPs: [None, None]}\n"))
 	}
 	send := inProcess(f)
 	f.Fuzz(func(t *testing.T, which byte, body []byte) {
 		r := requests[int(which)%len(requests)]
+		if r.method != http.MethodPost { // mostly it is there still, and this a conflict
+			send(http.MethodPost, servicesPath, "application/json", []byte(whole))
+		}
 		if w := send(r.method, r.path, r.contentType, body); w.Code >= 500 {
 			t.Fatalf("%s %s answers %d to\n%q\n%s", r.method, r.path, w.Code, body, w.Body)
 		}
@@ -96,6 +103,19 @@ func TestMistakesAreTheUsers(t *testing.T) {
 			"apply with the same port twice", http.MethodPatch, servicesPath + "/s?fieldManager=m", "application/apply-patch+yaml",
 			`{"apiVersion":"v1","kind":"Service","metadata":{"name":"s"},"spec":{"ports":[{"port":443,"name":"a"},{"port":443,"name":"b"}]}}`, 400,
 		},
+		{"a list's element without its key", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"ports":[{"name":"x"}]}}`, 400},
+		{"null in a list", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"ports":[null]}}`, 400},
+		{"a number in a list", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"ports":[1]}}`, 400},
+		{"a number for an object", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":1}`, 422},
+		{"a number for a list", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"ports":1}}`, 422},
+		{"an object for a list", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"ports":{"port":1}}}`, 422},
+		{"a directive that there is not", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"$patch":"melt"}}`, 400},
+		{"a directive of a wrong type", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"$patch":1}}`, 400},
+		{"keys to retain that are no list", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"$retainKeys":1}}`, 400},
+		{"an order that is no list", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"$setElementOrder/ports":1}}`, 400},
+		{"an order without the key", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"$setElementOrder/ports":[{"a":1}]}}`, 400},
+		{"an order that is another", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"$setElementOrder/ports":[{"port":1}],"ports":[{"port":2}]}}`, 400},
+		{"a field that there is not, with a list", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"nope":[{"a":1}]}}`, 200},
 		{"not an object", http.MethodPost, servicesPath, "application/json", `[]`, 400},
 		{"protobuf that is none", http.MethodPost, servicesPath, "application/vnd.kubernetes.protobuf", "k8s\x00garbage", 400},
 		{"a JSON patch of nothing", http.MethodPatch, servicesPath + "/kubernetes", "application/json-patch+json", `[{"op":"remove","path":"/spec/nope/0"}]`, 422},

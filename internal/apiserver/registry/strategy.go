@@ -16,6 +16,7 @@ import (
 type strategy[T any, P Object[T]] struct {
 	runtime.ObjectTyper
 	names.NameGenerator
+	Once
 	kind *Kind[T, P]
 }
 

@@ -25,7 +25,6 @@ func New() *registry.Kind[corev1.Endpoints, *corev1.Endpoints] {
 		Columns:        columns(),
 		CreateOnUpdate: true,
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.TellOnce(store)
 			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},

@@ -29,7 +29,6 @@ func New() *registry.Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice]
 		Warnings:      warnings,
 		Columns:       columns(),
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.TellOnce(store)
 			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},

@@ -36,7 +36,6 @@ func New(ttl uint64) registry.Resource {
 // NewEvents describes events.k8s.io/v1 Events. They are the objects that New describes, under stricter rules.
 func NewEvents(ttl uint64) registry.Resource {
 	k := describe(eventsv1.SchemeGroupVersion, ttl, func(store *genericregistry.Store) {
-		rules.TellOnce(store)
 		rules.JudgeUpdates(store, validateUpdate)
 	})
 	k.Validate = validateNew

@@ -40,7 +40,6 @@ func New() registry.Resource {
 		Customize: func(store *genericregistry.Store, storage map[string]rest.Storage) error {
 			status := newStatus(store.UpdateStrategy)
 			storage["ingresses/status"] = registry.NewSubresource(store, status, status)
-			rules.TellOnce(store)
 			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},

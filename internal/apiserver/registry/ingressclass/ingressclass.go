@@ -47,7 +47,6 @@ func New() registry.Resource {
 		},
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
 			store.TableConvertor = markDefault{store.TableConvertor}
-			rules.TellOnce(store)
 			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},

@@ -33,7 +33,6 @@ func New() registry.Resource {
 			registry.Age[coordinationv1.Lease](),
 		},
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.TellOnce(store)
 			rules.JudgeUpdates(store, func(ctx context.Context, l, _ *coordinationv1.Lease) field.ErrorList { return validate(ctx, l) })
 			return nil
 		},

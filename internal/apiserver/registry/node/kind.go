@@ -43,7 +43,6 @@ func New() *registry.Kind[corev1.Node, *corev1.Node] {
 		},
 		Reset: []fieldpath.Path{fieldpath.MakePathOrDie("status")},
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.TellOnce(store)
 			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},

@@ -49,7 +49,6 @@ func New() *registry.Kind[corev1.Pod, *corev1.Pod] {
 		ReturnDeleted: true,
 		Graceful:      graceful{},
 		Customize: func(store *genericregistry.Store, storage map[string]rest.Storage) error {
-			rules.TellOnce(store)
 			rules.JudgeUpdates(store, validateUpdate)
 			store.BeginCreate = judgeClasses
 			storage["pods/binding"] = &bindingREST{store: store}

@@ -15,7 +15,7 @@ import (
 type Part[T any, P registry.Object[T]] struct {
 	// RESTUpdateStrategy is that of the main resource: it gives what the others don't replace.
 	rest.RESTUpdateStrategy
-	once
+	registry.Once
 	// Prepare carries over from old everything that is not this part.
 	Prepare func(ctx context.Context, obj, old P)
 	// Judge is asked alone, and so judges metadata too.

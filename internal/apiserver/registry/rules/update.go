@@ -21,7 +21,7 @@ func JudgeUpdates[T any, P registry.Object[T]](store *genericregistry.Store, jud
 
 type judged[T any, P registry.Object[T]] struct {
 	rest.RESTUpdateStrategy
-	once
+	registry.Once
 	judge func(ctx context.Context, obj, old P) field.ErrorList
 }
 

@@ -43,7 +43,6 @@ func New() registry.Resource {
 			registry.Age[corev1.Secret](),
 		},
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.TellOnce(store)
 			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},

@@ -53,9 +53,7 @@ func New() *registry.Kind[corev1.Service, *corev1.Service] {
 	}
 }
 
-// Refine adds to a finished store what a description can't say: an update is judged with the old Service in view, and
-// no mistake is told twice.
+// Refine adds to a finished store what a description can't say: an update is judged with the old Service in view.
 func Refine(store *genericregistry.Store) {
-	rules.TellOnce(store)
 	rules.JudgeUpdates(store, ValidateUpdate)
 }

@@ -36,7 +36,6 @@ func New() registry.Resource {
 		ReturnDeleted: true,
 		Columns:       []registry.Column[corev1.ServiceAccount]{registry.Age[corev1.ServiceAccount]()},
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.TellOnce(store)
 			rules.JudgeUpdates(store, func(ctx context.Context, s, _ *corev1.ServiceAccount) field.ErrorList { return validate(ctx, s) })
 			return nil
 		},

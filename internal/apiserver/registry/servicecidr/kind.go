@@ -50,7 +50,6 @@ func New() *registry.Kind[networkingv1.ServiceCIDR, *networkingv1.ServiceCIDR] {
 		},
 		Reset: []fieldpath.Path{fieldpath.MakePathOrDie("status")},
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.TellOnce(store)
 			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},
