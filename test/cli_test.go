@@ -29,6 +29,12 @@ func TestCLI(t *testing.T) {
 			}
 			return nil
 		},
+		Condition: func(condition string) (bool, error) {
+			if condition != "root" {
+				return false, fmt.Errorf("there is no condition %q", condition)
+			}
+			return os.Geteuid() == 0, nil
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"ready": func(ts *testscript.TestScript, _ bool, args []string) {
 				ts.Check(harness.WaitURL("https://127.0.0.1:"+args[0]+"/readyz", 30*time.Second))

@@ -75,6 +75,13 @@ func newDNSCommand() *cobra.Command {
 	return cmd
 }
 
+// defaultDNSOptions are what the flags say when none is given.
+func defaultDNSOptions() dnsOptions {
+	var o dnsOptions
+	o.flags(&cobra.Command{})
+	return o
+}
+
 func (o *dnsOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "the API's kubeconfig; default as for kubectl, or the Pod's own account")
@@ -133,10 +140,11 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 	debug.SetGCPercent(40)
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	return o.serve(ctx, cmd, log, config, options)
+	return o.serve(ctx, cmd, log, config, options, func() {})
 }
 
-func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, options server.Options) error {
+// serve runs until the context ends. It calls open when every socket is.
+func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, options server.Options, open func()) error {
 	sources := []intent.Source{intent.Services, intent.EndpointSlices, intent.Namespaces}
 	if o.noEndpoints {
 		sources = []intent.Source{intent.Services, intent.Namespaces}
@@ -171,6 +179,7 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 	if err != nil {
 		return err
 	}
+	open()
 	for _, h := range status {
 		wg.Go(func() { h.run(ctx) })
 	}

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -90,6 +92,13 @@ func (l *logOptions) apply() error {
 	}
 	var level klog.Level
 	return level.Set(fmt.Sprint(l.verbosity))
+}
+
+// quiet leaves out what libraries say in passing, unless more was asked for: a person reads this terminal.
+func (l *logOptions) quiet(out io.Writer) {
+	if l.verbosity == 0 {
+		klog.SetSlogLogger(slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	}
 }
 
 func kubeconfigIn(dir string) string { return filepath.Join(dir, "admin.kubeconfig") }

@@ -4,51 +4,114 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"sync"
 
 	"github.com/spf13/cobra"
 
 	"portal/internal/server"
 )
 
+// upOptions are the flags of `portal up`: those of the server, and of what runs beside it.
+type upOptions struct {
+	server server.Options
+	logs   logOptions
+	dns    string
+}
+
 func newUpCommand() *cobra.Command {
-	opts := server.DefaultOptions()
+	o := upOptions{server: server.DefaultOptions()}
 	if dir := userDataDir(); dir != "" {
-		opts.DataDir = dir
+		o.server.DataDir = dir
 	}
-	logs := logOptions{}
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Everything on this machine, in the foreground",
 		Long:  "Runs everything on this machine in the foreground, and says where things are and what to type next.",
 		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := logs.apply(); err != nil {
-				return usageError{err}
-			}
-			if err := opts.Validate(); err != nil {
-				return usageError{err}
-			}
-			tuneMemory()
-			out := cmd.OutOrStdout()
-			fmt.Fprintln(out, "Portal is starting ...")
-			err := server.Run(cmd.Context(), opts, func(_ context.Context, info server.Info) error {
-				welcome(out, info)
-				return nil
-			})
-			if err == nil {
-				fmt.Fprintln(out, "Portal has stopped.")
-			}
-			return err
-		},
+		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
-	addServerFlags(cmd.Flags(), &opts)
-	logs.addFlags(cmd.Flags())
+	addServerFlags(cmd.Flags(), &o.server)
+	o.logs.addFlags(cmd.Flags())
+	cmd.Flags().StringVar(&o.dns, "dns", "auto",
+		"ADDRESS:PORT at which names are served; none; or auto: the tenth address of the service range, lent to this machine "+
+			"while it runs, or "+fallbackDNS+" where that is not allowed")
 	return cmd
 }
 
-func welcome(out io.Writer, info server.Info) {
+func (o *upOptions) run(cmd *cobra.Command) error {
+	if err := o.logs.apply(); err != nil {
+		return usageError{err}
+	}
+	if err := o.server.Validate(); err != nil {
+		return usageError{err}
+	}
+	if o.dns != "auto" && o.dns != "none" {
+		if _, err := addrPorts([]string{o.dns}); err != nil {
+			return usageError{fmt.Errorf("--dns: %w, auto or none", err)}
+		}
+	}
+	o.logs.quiet(cmd.ErrOrStderr())
+	tuneMemory()
+	out := cmd.OutOrStdout()
+	fmt.Fprintln(out, "Portal is starting ...")
+	// What runs beside the server ends with the same signal, and is waited for.
+	var beside sync.WaitGroup
+	err := server.Run(cmd.Context(), o.server, func(_ context.Context, info server.Info) error {
+		var dns *upDNS
+		if o.dns != "none" {
+			var err error
+			if dns, err = o.startDNS(cmd, info, &beside); err != nil {
+				fmt.Fprintf(out, "There is no DNS: %v\n", err)
+			}
+		}
+		welcome(out, info, dns)
+		return nil
+	})
+	beside.Wait()
+	if err == nil {
+		fmt.Fprintln(out, "Portal has stopped.")
+	}
+	return err
+}
+
+// startDNS runs the DNS server beside the API. Its failure leaves the rest running.
+func (o *upOptions) startDNS(cmd *cobra.Command, info server.Info, beside *sync.WaitGroup) (*upDNS, error) {
+	config, err := apiConfig(info.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	dns, err := prepareDNS(cmd.Context(), o.dns, config, info)
+	if err != nil {
+		return nil, err
+	}
+	open, failed := make(chan struct{}), make(chan error, 1)
+	beside.Go(func() {
+		err := dns.run(cmd.Context(), cmd, config, func() { close(open) })
+		select {
+		case <-open:
+			if err != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "portal: DNS has ended: %v\n", err)
+			}
+		default:
+			failed <- err
+		}
+	})
+	select {
+	case <-open:
+		return dns, nil
+	case err := <-failed:
+		return nil, err
+	}
+}
+
+func welcome(out io.Writer, info server.Info, dns *upDNS) {
+	where, try := "none", ""
+	if dns != nil {
+		where, try = dns.lines()
+	}
 	fmt.Fprintf(out, `Portal is up.
   API         https://%s
+  DNS         %s
   kubeconfig  %s
 
 Try, in another terminal:
@@ -56,7 +119,7 @@ Try, in another terminal:
   portal kubectl create service clusterip web --tcp=80:8080
   portal kubectl get services
   portal audit
-
+%s
 Ctrl-C stops it; what was created stays in %s.
-`, info.Address, info.Kubeconfig, info.Kubeconfig, info.DataDir)
+`, info.Address, where, info.Kubeconfig, info.Kubeconfig, try, info.DataDir)
 }

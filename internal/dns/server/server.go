@@ -14,9 +14,11 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"portal/internal/dns/forward"
 	"portal/internal/dns/wire"
@@ -27,6 +29,8 @@ import (
 // Options say how to serve.
 type Options struct {
 	Listen []netip.AddrPort // UDP and TCP
+	// Device is the only network interface through which questions to Listen may come; empty: any.
+	Device string
 	// TLS is for DNS over TLS and over HTTPS, on the addresses beside it.
 	TLS         *tls.Config
 	ListenTLS   []netip.AddrPort
@@ -172,7 +176,7 @@ func (s *Server) listenBoth(a netip.AddrPort) error {
 		return err
 	}
 	a = netip.AddrPortFrom(a.Addr(), sockets[0].port())
-	l, err := net.Listen("tcp", a.String())
+	l, err := s.listenTCP(a)
 	if err != nil {
 		for _, u := range sockets {
 			u.close()
@@ -182,6 +186,17 @@ func (s *Server) listenBoth(a netip.AddrPort) error {
 	s.udp = append(s.udp, sockets...)
 	s.streams = append(s.streams, s.newStream(l, protoTCP))
 	return nil
+}
+
+func (s *Server) listenTCP(a netip.AddrPort) (net.Listener, error) {
+	var config net.ListenConfig
+	if s.opts.Device != "" {
+		config.Control = func(_, _ string, c syscall.RawConn) (err error) {
+			e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), s.opts.Device) })
+			return errors.Join(e, err)
+		}
+	}
+	return config.Listen(context.Background(), "tcp", a.String())
 }
 
 func (s *Server) closeAll() {

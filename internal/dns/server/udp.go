@@ -89,6 +89,9 @@ func (s *Server) openUDP(addr netip.AddrPort) (*udpSocket, error) {
 		}
 	}
 	set(unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	if s.opts.Device != "" {
+		err = unix.BindToDevice(fd, s.opts.Device)
+	}
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4<<20) // as much of it as the system allows
 	if domain == unix.AF_INET6 {
 		only := 1
