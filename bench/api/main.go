@@ -64,7 +64,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&opts.samples, "samples", 1000, "creates that a p99 is taken from")
 	flags.IntVar(&opts.lists, "lists", 7, "lists that a median is taken from; 0 leaves lists out")
 	flags.IntVar(&opts.watchers, "watchers", 100, "watches that every update goes to; 0 leaves watches out")
-	flags.IntVar(&opts.updates, "updates", 500, "updates sent to the watches, one after the other and then from 16 clients")
+	flags.IntVar(&opts.updates, "updates", 2000, "updates sent to the watches, one after the other and then from 16 clients; few of them miss what a collection of garbage costs")
 	flags.StringVar(&opts.output, "o", "table", "output: table or json")
 	flags.StringVar(&opts.profiles, "profile", "", "folder for CPU and heap profiles of the servers; taking them costs time")
 	if err := flags.Parse(args); err != nil {

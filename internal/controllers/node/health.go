@@ -65,6 +65,9 @@ func (c *Controller) judge(ctx context.Context, node *corev1.Node) error {
 	if err == nil && lease.Spec.RenewTime != nil && (!known || !lease.Spec.RenewTime.Equal(&last.renewed)) {
 		last = pulse{renewed: *lease.Spec.RenewTime, at: now, ready: last.ready}
 	} else if !known {
+		if readiness(node) == corev1.ConditionTrue {
+			return c.taint(ctx, node, corev1.ConditionTrue) // every new Node bears the taint of one that is not ready
+		}
 		return nil
 	}
 	status := readiness(node)

@@ -211,3 +211,18 @@ func TestTaintsOfOthersStay(t *testing.T) {
 	r.refresh()
 	r.expect("n", "True mine:NoSchedule pod=true")
 }
+
+func TestANodeThatIsReadyLosesTheTaintOfNewOnes(t *testing.T) {
+	r := newRig(t)
+	for name, ready := range map[string]corev1.ConditionStatus{"up": corev1.ConditionTrue, "down": corev1.ConditionFalse} {
+		r.addNode(name, ready)
+		node, err := r.client.CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{})
+		r.must(err)
+		node.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}}
+		_, err = r.client.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{})
+		r.must(err)
+	}
+	r.refresh()
+	r.expect("up", "True pod=true")
+	r.expect("down", "False node.kubernetes.io/not-ready:NoSchedule pod=true")
+}
