@@ -72,7 +72,7 @@ generate: ## write the generated OpenAPI definitions
 	gofmt -w internal/apiserver/openapi/zz_generated.openapi.go
 
 .PHONY: bench
-bench: bench-api bench-controllers bench-dns ## every side-by-side measurement
+bench: bench-api bench-controllers bench-dns bench-proxy ## every side-by-side measurement
 
 .PHONY: bench-api
 bench-api: build peers ## Portal's API server beside kube-apiserver, on the same etcd
@@ -86,6 +86,17 @@ bench-controllers: build peers ## Portal's controllers beside kube-controller-ma
 bench-dns: build peers ## Portal's DNS beside CoreDNS
 	@hack/need dnsperf
 	go run ./bench/dns
+
+.PHONY: bench-proxy
+bench-proxy: build peers ## Portal's proxy beside kube-proxy, and its userspace mode beside HAProxy
+	@hack/need nft iptables conntrack haproxy ip
+	go run ./bench/proxy
+
+.PHONY: bench-proxy-large
+bench-proxy-large: build peers ## the same with 30,000 Services, and with 5,000 of 50 endpoints (an hour and more)
+	@hack/need nft iptables conntrack ip
+	go run ./bench/proxy -haproxy=false -services 10,30000
+	go run ./bench/proxy -haproxy=false -services 5000 -endpoints 50
 
 $(PEERS)/etcd: bench/peers/go.mod bench/peers/etcd/main.go
 	@hack/need go

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"portal/test/harness"
+)
+
+// measure runs one proxy in one mode on the cluster as it is, and leaves both as they were.
+func measure(ctx context.Context, o options, net *network, c *cluster, who, mode string) (*result, error) {
+	dir, err := os.MkdirTemp("", "bench-proxy")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	out := &result{Who: who, Mode: mode, Services: c.services}
+	begin := time.Now()
+	p, err := startProxy(o, c, who, mode, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		_ = p.Stop(10 * time.Second)
+		p.Kill()
+		err = errors.Join(err, net.reset())
+	}()
+	if out.CutOff, err = waitAll(ctx, o, c, p); err != nil || out.CutOff {
+		return out, err
+	}
+	out.Start = time.Since(begin).Seconds()
+	n, took, err := syncs()
+	if err != nil {
+		return out, fmt.Errorf("metrics: %w\n%s", err, p.Tail())
+	}
+	out.Syncs, out.FullSync = n, took.Seconds()
+
+	m := &mover{c: c}
+	defer func() { err = errors.Join(err, m.restore(ctx, o.endpoints)) }()
+	changes, err := m.oneByOne(ctx, o.changes)
+	if err != nil {
+		return out, fmt.Errorf("%w\n%s", err, p.Tail())
+	}
+	out.Change, out.ChangeP99 = quantile(changes, 0.5), quantile(changes, 0.99)
+	if out.FirstByte, out.FirstByteP99, err = firstBytes(o.conns, func(i int) netip.AddrPort { return c.vip(i % 10) }); err != nil {
+		return out, err
+	}
+	spread := rand.Perm(c.services)
+	if out.FirstByteAny, _, err = firstBytes(o.conns, func(i int) netip.AddrPort { return c.vip(spread[i%len(spread)]) }); err != nil {
+		return out, err
+	}
+	direct := netip.AddrPortFrom(netip.MustParseAddr(podAddr(1)), podPort)
+	if out.Direct, out.DirectP99, err = firstBytes(o.conns, func(int) netip.AddrPort { return direct }); err != nil {
+		return out, err
+	}
+	if o.churn > 0 {
+		if err := out.churn(ctx, o, m, p); err != nil {
+			return out, err
+		}
+	}
+	out.Memory, out.MemoryPeak, _, err = usage(p.Pid())
+	return out, err
+}
+
+// waitAll waits until Services answer: the last one made, and some others; then until all do.
+func waitAll(ctx context.Context, o options, c *cluster, p *harness.Process) (cutOff bool, err error) {
+	end := time.Now().Add(o.cut)
+	probes := []int{c.services - 1, 0, c.services / 2, c.services / 3}
+	for len(probes) > 0 {
+		select {
+		case <-p.Done():
+			return false, fmt.Errorf("it has ended:\n%s", p.Tail())
+		case <-ctx.Done():
+			return false, ctx.Err()
+		default:
+		}
+		if time.Now().After(end) {
+			return true, nil
+		}
+		if _, _, err := ask(c.vip(probes[0]), 200*time.Millisecond); err != nil {
+			time.Sleep(5 * time.Millisecond)
+			continue
+		}
+		probes = probes[1:]
+	}
+	return false, nil
+}
+
+// mover changes endpoints and sees when connections follow.
+type mover struct {
+	c     *cluster
+	mu    sync.Mutex
+	moved []int
+}
+
+// oneByOne changes the endpoints of Services, one after the other, and returns how long each took from before its write.
+func (m *mover) oneByOne(ctx context.Context, n int) ([]time.Duration, error) {
+	var out []time.Duration
+	for k := range n {
+		i := (k*7919 + 11) % m.c.services
+		took, err := m.move(ctx, i, time.Minute)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, took)
+	}
+	return out, nil
+}
+
+func (m *mover) move(ctx context.Context, i int, limit time.Duration) (time.Duration, error) {
+	m.mu.Lock()
+	m.moved = append(m.moved, i)
+	m.mu.Unlock()
+	begin := time.Now()
+	want, err := m.c.move(ctx, i)
+	if err != nil {
+		return 0, err
+	}
+	for time.Since(begin) < limit {
+		if got, _, err := ask(m.c.vip(i), time.Second); err == nil && got == want {
+			return time.Since(begin), nil
+		}
+		time.Sleep(500 * time.Microsecond)
+	}
+	return 0, fmt.Errorf("%s has not reached its new endpoint %s after %v", m.c.vip(i), want, limit)
+}
+
+// restore gives the Services that were moved their endpoints back.
+func (m *mover) restore(ctx context.Context, endpoints int) error {
+	slices.Sort(m.moved)
+	m.moved = slices.Compact(m.moved)
+	return parallel(8, len(m.moved), func(k int) error {
+		i := m.moved[k]
+		var addrs []string
+		for e := range endpoints {
+			addrs = append(addrs, podAddr(i*endpoints+e+1))
+		}
+		_, err := m.c.client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, slice(i, podPort, addrs), metav1.UpdateOptions{})
+		return err
+	})
+}
+
+const churnRate = 20
+
+// churn changes endpoints at a steady rate and notes when connections follow, and what it costs the proxy.
+func (r *result) churn(ctx context.Context, o options, m *mover, p *harness.Process) error {
+	if r.Who == kube {
+		return nil
+	}
+	_, _, before, err := usage(p.Pid())
+	if err != nil {
+		return err
+	}
+	n := int(o.churn.Seconds() * churnRate)
+	took := make([]time.Duration, n)
+	var wg sync.WaitGroup
+	var once sync.Once
+	var first error
+	begin := time.Now()
+	for k := range n {
+		if wait := time.Until(begin.Add(time.Duration(k) * time.Second / churnRate)); wait > 0 {
+			time.Sleep(wait)
+		}
+		wg.Go(func() {
+			d, err := m.move(ctx, (k*104729+5)%m.c.services, 30*time.Second)
+			if err != nil {
+				once.Do(func() { first = err })
+			}
+			took[k] = d
+		})
+	}
+	wg.Wait()
+	if first != nil {
+		return first
+	}
+	_, _, after, err := usage(p.Pid())
+	r.Churn, r.ChurnP99 = quantile(took, 0.5), quantile(took, 0.99)
+	r.ChurnCPU = (after - before).Seconds() / time.Since(begin).Seconds()
+	return err
+}
+
+// firstBytes times new connections until their first byte, in milliseconds: the median and the p99.
+func firstBytes(n int, to func(int) netip.AddrPort) (p50, p99 float64, err error) {
+	took := make([]time.Duration, 0, n)
+	for i := range n {
+		_, d, err := ask(to(i), 5*time.Second)
+		if err != nil {
+			return 0, 0, err
+		}
+		took = append(took, d)
+	}
+	return quantile(took, 0.5), quantile(took, 0.99), nil
+}
+
+// quantile is in milliseconds.
+func quantile(all []time.Duration, q float64) float64 {
+	sorted := slices.Sorted(slices.Values(all))
+	return float64(sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]) / float64(time.Millisecond)
+}

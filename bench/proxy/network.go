@@ -1,0 +1,208 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// The node is the namespace that this process is in. Behind it, in a namespace of their own, are the Pods: every address
+// of podRange is answered there by one listener, which says which address was asked.
+const (
+	nodeAddr = "10.64.0.1"
+	podsAddr = "10.64.0.2"
+	podRange = "10.128.0.0/9"
+	podPort  = 8080
+	// bulkPort sends as much as the client wants.
+	bulkPort = 8081
+)
+
+type network struct {
+	pods      netns.NsHandle
+	listeners []net.Listener
+}
+
+func buildNetwork() (*network, error) {
+	n := &network{}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return nil, err
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return nil, err
+	}
+	if n.pods, err = newNamespace(); err != nil {
+		return nil, err
+	}
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pods"}, PeerName: "node", PeerNamespace: netlink.NsFd(n.pods)}
+	if err := netlink.LinkAdd(veth); err != nil {
+		return nil, fmt.Errorf("veth: %w", err)
+	}
+	if err := address("pods", nodeAddr+"/24"); err != nil {
+		return nil, err
+	}
+	if err := n.inPods(func() error {
+		if err := address("lo", ""); err != nil {
+			return err
+		}
+		if err := address("node", podsAddr+"/24"); err != nil {
+			return err
+		}
+		if out, err := exec.Command("ip", "route", "add", "local", podRange, "dev", "lo").CombinedOutput(); err != nil {
+			return fmt.Errorf("route: %s", out)
+		}
+		if out, err := exec.Command("ip", "route", "add", "default", "via", nodeAddr).CombinedOutput(); err != nil {
+			return fmt.Errorf("route: %s", out)
+		}
+		return n.listen()
+	}); err != nil {
+		return nil, err
+	}
+	if out, err := exec.Command("ip", "route", "add", podRange, "via", podsAddr).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("route: %s", out)
+	}
+	// Service addresses go to the proxy's rules by whatever route; without a default one there would be none at all.
+	if out, err := exec.Command("ip", "route", "add", "default", "via", podsAddr).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("route: %s", out)
+	}
+	return n, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
+}
+
+func newNamespace() (netns.NsHandle, error) {
+	type made struct {
+		h   netns.NsHandle
+		err error
+	}
+	done := make(chan made)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		h, err := netns.New()
+		done <- made{h, err}
+	}()
+	m := <-done
+	return m.h, m.err
+}
+
+// inPods runs do on a thread in the Pods' namespace.
+func (n *network) inPods(do func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if err := netns.Set(n.pods); err != nil {
+			done <- err
+			return
+		}
+		done <- do()
+	}()
+	return <-done
+}
+
+func address(link, prefix string) error {
+	l, err := netlink.LinkByName(link)
+	if err != nil {
+		return err
+	}
+	if prefix != "" {
+		a, err := netlink.ParseAddr(prefix)
+		if err != nil {
+			return err
+		}
+		if err := netlink.AddrAdd(l, a); err != nil {
+			return err
+		}
+	}
+	return netlink.LinkSetUp(l)
+}
+
+// listen answers for all Pods.
+func (n *network) listen() error {
+	for port, serve := range map[int]func(net.Conn){podPort: tellAddress, bulkPort: sendBulk} {
+		l, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port))
+		if err != nil {
+			return err
+		}
+		n.listeners = append(n.listeners, l)
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go serve(c)
+			}
+		}()
+	}
+	return nil
+}
+
+func tellAddress(c net.Conn) {
+	defer c.Close()
+	host, _, _ := net.SplitHostPort(c.LocalAddr().String())
+	fmt.Fprintln(c, host)
+}
+
+// sendBulk sends the number of bytes that a line asks for.
+func sendBulk(c net.Conn) {
+	defer c.Close()
+	var want int64
+	if _, err := fmt.Fscanln(bufio.NewReader(c), &want); err != nil {
+		return
+	}
+	block := make([]byte, 256<<10)
+	for want > 0 {
+		n, err := c.Write(block[:min(int64(len(block)), want)])
+		if err != nil {
+			return
+		}
+		want -= int64(n)
+	}
+}
+
+// ask connects and returns who answered, and how long it took until then.
+func ask(to netip.AddrPort, limit time.Duration) (string, time.Duration, error) {
+	begin := time.Now()
+	c, err := net.DialTimeout("tcp4", to.String(), limit)
+	if err != nil {
+		return "", 0, err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(begin.Add(limit)); err != nil {
+		return "", 0, err
+	}
+	var buf [64]byte
+	k, err := c.Read(buf[:])
+	if err != nil {
+		return "", 0, err
+	}
+	return strings.TrimSpace(string(buf[:k])), time.Since(begin), nil
+}
+
+// reset takes away all that a proxy has left in this namespace, whoever it was.
+func (n *network) reset() error {
+	for _, args := range [][]string{
+		{"nft", "flush", "ruleset"},
+		{"sh", "-c", "for t in nat filter mangle; do for i in iptables-legacy ip6tables-legacy; do $i -t $t -F && $i -t $t -X; done; done"},
+		{"conntrack", "-F"},
+	} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %s", strings.Join(args, " "), out)
+		}
+	}
+	return nil
+}
+
+func (n *network) close() {
+	for _, l := range n.listeners {
+		l.Close()
+	}
+	n.pods.Close()
+}
