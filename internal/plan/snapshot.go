@@ -1,7 +1,10 @@
 package plan
 
 import (
+	"cmp"
 	"net/netip"
+	"reflect"
+	"slices"
 
 	"portal/internal/intent"
 )
@@ -12,29 +15,174 @@ type Snapshot struct {
 	Facts    *Facts
 	Services map[intent.Key]*Service
 	// Frontends is who answers where. Of several Services that ask for one address and port (external IPs can be given
-	// to many), the one whose key comes first has it.
+	// to many), a cluster IP comes before a load-balancer IP before an external IP, and then the one whose key is first.
 	Frontends map[FrontendKey]*Frontend
 	// ClusterIPs counts the Services that have an address.
 	ClusterIPs map[netip.Addr]int
 
 	// rivals are the others that want a frontend, for when its holder leaves.
 	rivals map[FrontendKey][]*Frontend
+
+	// What has changed since the last acknowledgement, with what was acknowledged: nil, or not there.
+	changed    map[FrontendKey]*Frontend
+	changedIPs map[netip.Addr]bool
+	facts      bool
+	full       bool
 }
 
-// Delta is how a snapshot differs from the one that a mode acknowledged last.
-type Delta struct {
-	// Full: nothing is known about what the kernel has; the lists below are empty, all of the snapshot counts.
-	Full bool
-	// Facts: the node's facts have changed.
-	Facts bool
-	// Frontends are those that came, changed (both set) or went.
-	Frontends []FrontendChange
-	// ClusterIPs that came or went.
-	AddedIPs, RemovedIPs []netip.Addr
+// NewSnapshot returns a snapshot of no Services, of which nothing has been acknowledged.
+func NewSnapshot(f *Facts) *Snapshot {
+	return &Snapshot{
+		Facts: f, Services: map[intent.Key]*Service{}, Frontends: map[FrontendKey]*Frontend{}, ClusterIPs: map[netip.Addr]int{},
+		rivals: map[FrontendKey][]*Frontend{}, changed: map[FrontendKey]*Frontend{}, changedIPs: map[netip.Addr]bool{}, full: true,
+	}
 }
 
-// FrontendChange is one changed frontend. Old is what was acknowledged, New what is wanted; nil: not there.
-type FrontendChange struct {
-	FrontendKey
-	Old, New *Frontend
+// SetFacts replaces the node's facts. Services keep the plans that were made with the old ones until they are Set.
+func (s *Snapshot) SetFacts(f *Facts) {
+	if reflect.DeepEqual(s.Facts, f) {
+		return
+	}
+	s.Facts, s.facts = f, true
+}
+
+// Set adds or replaces the plan of a Service; nil removes it. What is as before keeps its identity. It costs as much as
+// the Service is large.
+func (s *Snapshot) Set(key intent.Key, next *Service) {
+	old := s.Services[key]
+	if next == nil {
+		s.Delete(key)
+		return
+	}
+	if old != nil {
+		keep(old, next)
+		for _, f := range old.Frontends {
+			if _, still := next.frontend(f.FrontendKey); !still {
+				s.claim(f.FrontendKey, key, nil)
+			}
+		}
+	}
+	s.Services[key] = next
+	for _, f := range next.Frontends {
+		s.claim(f.FrontendKey, key, f)
+	}
+	for _, a := range next.ClusterIPs {
+		s.countIP(a, 1)
+	}
+	if old != nil {
+		for _, a := range old.ClusterIPs {
+			s.countIP(a, -1)
+		}
+	}
+}
+
+// Delete removes a Service.
+func (s *Snapshot) Delete(key intent.Key) {
+	old := s.Services[key]
+	if old == nil {
+		return
+	}
+	delete(s.Services, key)
+	for _, f := range old.Frontends {
+		s.claim(f.FrontendKey, key, nil)
+	}
+	for _, a := range old.ClusterIPs {
+		s.countIP(a, -1)
+	}
+}
+
+// frontend finds a frontend by binary search.
+func (s *Service) frontend(k FrontendKey) (*Frontend, bool) {
+	i, found := slices.BinarySearchFunc(s.Frontends, k, func(f *Frontend, k FrontendKey) int { return f.FrontendKey.Compare(k) })
+	if !found {
+		return nil, false
+	}
+	return s.Frontends[i], true
+}
+
+// keep puts into next those frontends and pools of old that are equal, so that pointers tell what has changed.
+func keep(old, next *Service) {
+	var pools []*Pool
+	for _, f := range old.Frontends {
+		for _, r := range f.Routes {
+			if r.Pool != nil && !slices.Contains(pools, r.Pool) {
+				pools = append(pools, r.Pool)
+			}
+		}
+	}
+	for i, f := range next.Frontends {
+		for o := range f.Routes {
+			if p := &f.Routes[o].Pool; *p != nil {
+				*p = sameIn(pools, *p)
+			}
+		}
+		if was, ok := old.frontend(f.FrontendKey); ok && f.Equal(was) {
+			next.Frontends[i] = was
+		}
+	}
+}
+
+func sameIn(pools []*Pool, p *Pool) *Pool {
+	for _, q := range pools {
+		if p.Equal(q) {
+			return q
+		}
+	}
+	return p
+}
+
+// claim records what a Service wants of a key, nil for nothing, and finds out who has it now.
+func (s *Snapshot) claim(k FrontendKey, service intent.Key, want *Frontend) {
+	holder := s.Frontends[k]
+	if others := s.rivals[k]; len(others) == 0 && (holder == nil || holder.ID.Service == service) {
+		s.hold(k, want)
+		return
+	}
+	all := slices.Clone(s.rivals[k])
+	if holder != nil {
+		all = append(all, holder)
+	}
+	all = slices.DeleteFunc(all, func(f *Frontend) bool { return f.ID.Service == service })
+	if want != nil {
+		all = append(all, want)
+	}
+	slices.SortFunc(all, byClaim)
+	delete(s.rivals, k)
+	if len(all) > 1 {
+		s.rivals[k] = all[1:]
+	}
+	s.hold(k, all[0])
+}
+
+func byClaim(a, b *Frontend) int {
+	x, y := a.ID.Service, b.ID.Service
+	return cmp.Or(cmp.Compare(a.Kind.rank(), b.Kind.rank()), cmp.Compare(x.Namespace, y.Namespace), cmp.Compare(x.Name, y.Name))
+}
+
+// hold gives a key to a frontend, nil for none, and remembers what was acknowledged before it.
+func (s *Snapshot) hold(k FrontendKey, next *Frontend) {
+	was := s.Frontends[k]
+	if was == next {
+		return
+	}
+	if _, noted := s.changed[k]; !noted && !s.full {
+		s.changed[k] = was
+	}
+	if next == nil {
+		delete(s.Frontends, k)
+	} else {
+		s.Frontends[k] = next
+	}
+}
+
+func (s *Snapshot) countIP(a netip.Addr, by int) {
+	was := s.ClusterIPs[a]
+	if now := was + by; now > 0 {
+		s.ClusterIPs[a] = now
+	} else {
+		delete(s.ClusterIPs, a)
+	}
+	if _, noted := s.changedIPs[a]; !noted && !s.full {
+		s.changedIPs[a] = was > 0
+	}
 }

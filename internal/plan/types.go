@@ -88,7 +88,7 @@ type Route struct {
 // Pool is a set of endpoints among which the choice is even. It is never empty and never changed.
 type Pool struct {
 	ID PortID
-	// Local: only endpoints on this node are in it.
+	// Local: all of its endpoints are on this node.
 	Local bool
 	// Endpoints are in the order of their addresses and ports, without duplicates.
 	Endpoints []Endpoint
@@ -105,9 +105,19 @@ type Endpoint struct {
 type HealthCheck struct {
 	Service intent.Key
 	Port    uint16
-	// Endpoints is how many ready endpoints of the Service are on this node.
-	Endpoints int
+	// Endpoints is how many ready endpoints of the Service are on this node, for each family that the Service has.
+	Endpoints map[intent.Family]int
 }
+
+// Serving are the endpoints of a port of a protocol without connections that still serve, chosen or not: what goes on
+// to them is left alone when pools change, as it would be with TCP.
+type Serving struct {
+	ID        PortID
+	Endpoints []netip.AddrPort
+}
+
+// Lost counts ports that lose traffic because a policy says Local and this node has no endpoint while others have.
+type Lost struct{ Internal, External int }
 
 // Service is what the plan says about one Service.
 type Service struct {
@@ -118,11 +128,16 @@ type Service struct {
 	ClusterIPs []netip.Addr
 	// HealthCheck is nil where there is none.
 	HealthCheck *HealthCheck
-	// NoLocalInternal and NoLocalExternal count ports that lose traffic because a policy says Local and this node has no
-	// endpoint while others have.
-	NoLocalInternal, NoLocalExternal int
-	// Triggered is when the changes that led here happened, for the latency of programming; from the slices.
-	Triggered []time.Time
+	// Serving has an element for each port of UDP or SCTP.
+	Serving []Serving
+	// Lost is nil where nothing is.
+	Lost map[intent.Family]Lost
+}
+
+// ServiceChange is one changed plan. Old is what was acknowledged, New what has been now; nil: not there.
+type ServiceChange struct {
+	intent.Key
+	Old, New *Service
 }
 
 // Facts are what a plan must know of the node it is for, and of its configuration.
@@ -142,8 +157,6 @@ type Facts struct {
 	// ProxyName is the value of the label service.kubernetes.io/service-proxy-name for which this proxy is responsible;
 	// usually empty, which means Services without it.
 	ProxyName string
-	// Unschedulable balancers' traffic: the node is on its way out, so health checks fail.
-	Draining bool
 }
 
 // Detector tells Pods' traffic by its source. All zero: it can't, and nothing is FromPod.
