@@ -52,6 +52,7 @@ func newRootCommand() *cobra.Command {
 		newUpCommand(),
 		newServerCommand(),
 		newControllersCommand(),
+		newProxyCommand(),
 		newDNSCommand(),
 		newEnvCommand(),
 		newAuditCommand(),

@@ -163,13 +163,12 @@ func addEndpoint(out *intent.Slice, e *discoveryv1.Endpoint) {
 	}
 }
 
-// conditions follows the API's rule for what is left out: an unknown ready is ready, an unknown serving is as ready.
+// conditions follows kube-proxy's rule for what is left out: an unknown ready is ready, an unknown serving serves.
 func conditions(c *discoveryv1.EndpointConditions) (out intent.Condition) {
-	ready := c.Ready == nil || *c.Ready
-	if ready {
+	if c.Ready == nil || *c.Ready {
 		out |= intent.Ready
 	}
-	if c.Serving == nil && ready || c.Serving != nil && *c.Serving {
+	if c.Serving == nil || *c.Serving {
 		out |= intent.Serving
 	}
 	if c.Terminating != nil && *c.Terminating {

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"context"
 	"reflect"
 
@@ -82,7 +83,7 @@ func (c *clients) resource(cluster *intent.Cluster, s intent.Source, o Options) 
 				return nil
 			}, cluster.SetService, cluster.DeleteService)
 	case intent.EndpointSlices:
-		return bind(c.discovery, "endpointslices", metav1.ListOptions{LabelSelector: o.ServiceSelector}, Slice,
+		return bind(c.discovery, "endpointslices", metav1.ListOptions{LabelSelector: cmp.Or(o.SliceSelector, o.ServiceSelector)}, Slice,
 			cluster.Slice, cluster.SetSlice, cluster.DeleteSlice)
 	case intent.Nodes:
 		only := metav1.ListOptions{}

@@ -24,7 +24,8 @@ import (
 type Options struct {
 	Config            *rest.Config
 	Sources           []intent.Source
-	ServiceSelector   string // of Services and their slices
+	ServiceSelector   string // of Services, and of their slices unless they have a selector of their own
+	SliceSelector     string
 	NamespaceSelector string
 	// Node limits the watch on nodes to one; empty: all.
 	Node string

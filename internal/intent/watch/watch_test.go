@@ -170,7 +170,8 @@ func TestConvertSlice(t *testing.T) {
 		Endpoints: []discoveryv1.Endpoint{
 			{Addresses: []string{"10.0.0.1", "10.0.0.2"}, Hostname: &host, NodeName: &node, Zone: &zone, Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z1"}}}},
 			{Addresses: []string{"10.0.0.3"}, Conditions: discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "p"}},
-			{Addresses: []string{"10.0.0.4"}, Conditions: discoveryv1.EndpointConditions{Ready: &no}},
+			{Addresses: []string{"10.0.0.4"}, Conditions: discoveryv1.EndpointConditions{Ready: &no, Terminating: &yes}},
+			{Addresses: []string{"10.0.0.5"}, Conditions: discoveryv1.EndpointConditions{Ready: &no, Serving: &no}},
 		},
 	})
 	hints := &intent.Hints{ForZones: []string{"z1"}}
@@ -182,7 +183,8 @@ func TestConvertSlice(t *testing.T) {
 			{Addr: addr("10.0.0.1"), Hostname: "h", NodeName: "n1", Zone: "z1", Hints: hints, Condition: intent.Ready | intent.Serving},
 			{Addr: addr("10.0.0.2"), Hostname: "h", NodeName: "n1", Zone: "z1", Hints: hints, Condition: intent.Ready | intent.Serving | intent.Secondary},
 			{Addr: addr("10.0.0.3"), Condition: intent.Serving | intent.Terminating, Pod: "p"},
-			{Addr: addr("10.0.0.4")},
+			{Addr: addr("10.0.0.4"), Condition: intent.Serving | intent.Terminating},
+			{Addr: addr("10.0.0.5")},
 		},
 		TriggerTime: time.Date(2026, 1, 2, 3, 4, 5, 5e8, time.UTC),
 	}

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"slices"
+
+	"portal/internal/proxy/backend"
+	"portal/internal/proxy/iptables"
+	"portal/internal/proxy/nftables"
+	"portal/internal/proxy/userspace"
+)
+
+// proxyModes are the modes that there are.
+func proxyModes(o *proxyOptions) []backend.Mode {
+	return []backend.Mode{
+		nftables.New(nftables.Options{Mark: 1 << o.masqueradeBit}),
+		iptables.New(iptables.Options{}),
+		userspace.New(userspace.Options{}),
+	}
+}
+
+func proxyModeNames() []string {
+	var out []string
+	for _, m := range proxyModes(&proxyOptions{}) {
+		out = append(out, m.Name())
+	}
+	return out
+}
+
+func knownMode(name string) bool {
+	return name == "" || name == "auto" || slices.Contains(proxyModeNames(), name)
+}

@@ -1,0 +1,115 @@
+package proxy
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"portal/internal/plan"
+	"portal/internal/proxy/backend"
+)
+
+// acknowledge notes that the kernel has what the snapshot says, but for what was refused, and tells those who follow.
+func (p *Proxy) acknowledge(delta *plan.Delta, refused *backend.Refused, start time.Time) {
+	now := time.Now()
+	first := !p.status.Synced
+	changes := p.changes()
+	p.mu.Lock()
+	p.noteRefused(refused)
+	for _, c := range changes {
+		if r := p.known[c.Key]; r != nil && r.acked.IsZero() {
+			r.acked = now
+		}
+	}
+	p.status.Synced, p.status.LastSync, p.status.LastSyncTook = true, now, now.Sub(start)
+	p.status.Syncs++
+	if delta.Full {
+		p.status.FullSyncs++
+		p.status.LastFullSync, p.status.LastFullSyncTook = now, now.Sub(start)
+	}
+	p.mu.Unlock()
+	p.Health.Updated(p.families(), now)
+	p.metrics.synced(delta, p.families(), start, now, p.triggers)
+	p.triggers = p.triggers[:0]
+	if len(changes) > 0 || delta.Facts || first {
+		if p.Checks != nil {
+			p.Checks.Acknowledged(changes, p.snap.Facts)
+		}
+		if p.Flows != nil {
+			p.Flows.Acknowledged(changes, p.local, p.status.Mode == "userspace")
+		}
+	}
+	if first {
+		p.Log.Info("the kernel has been told", "services", len(p.snap.Services), "frontends", len(p.snap.Frontends), "took", now.Sub(start))
+		p.cleanup.Go(p.cleanOthers)
+	}
+}
+
+// changes lists the plans that changed since the last acknowledgement, in order.
+func (p *Proxy) changes() []plan.ServiceChange {
+	var out []plan.ServiceChange
+	for k, old := range p.changed {
+		if now := p.snap.Services[k]; now != nil || old != nil {
+			out = append(out, plan.ServiceChange{Key: k, Old: old, New: now})
+		}
+	}
+	clear(p.changed)
+	slices.SortFunc(out, func(a, b plan.ServiceChange) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+func (p *Proxy) noteRefused(refused *backend.Refused) {
+	var keys []plan.FrontendKey
+	was := p.status.Refused
+	p.status.Refused = nil
+	if refused != nil {
+		p.status.Refused = refused.Frontends
+		for k, err := range refused.Frontends {
+			keys = append(keys, k)
+			if was[k] == nil {
+				p.Log.Error("a frontend was refused; the others are served", "frontend", k.String(), "err", err)
+			}
+		}
+		if again := time.Now().Add(refusedEvery); p.due.IsZero() || again.Before(p.due) {
+			p.due = again
+		}
+	}
+	p.metrics.refused.Set(float64(len(keys)))
+	p.snap.Acknowledge(keys...)
+}
+
+// cleanOthers removes what other modes left, now that this one serves: whoever changes the mode never has none.
+func (p *Proxy) cleanOthers() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for _, m := range p.Modes {
+		if m.Name() == p.status.Mode {
+			continue
+		}
+		if err := m.Cleanup(ctx); err != nil {
+			p.Log.Warn("what another proxy mode left could not be removed", "mode", m.Name(), "err", err)
+		}
+	}
+}
+
+// check looks whether the kernel still has what it was told, and tells it again if not.
+func (p *Proxy) check(ctx context.Context) {
+	if !p.status.Synced || p.failures > 0 {
+		return
+	}
+	err := p.back.Check(ctx)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.status.LastCheck = time.Now()
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	p.Log.Warn("somebody changed what the kernel was told; telling it again", "found", err)
+	p.status.Drifts++
+	p.metrics.drifts.Inc()
+	p.snap.Forget()
+	p.due = time.Now()
+}

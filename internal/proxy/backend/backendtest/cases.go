@@ -1,0 +1,300 @@
+package backendtest
+
+import (
+	"context"
+	"math"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+// catalogue are Services of every kind.
+func catalogue() []spec {
+	return []spec{
+		{id: 1, local: []int{0, 1}, remote: []int{0}},
+		{id: 2, local: []int{0}, nodePort: true, external: true},
+		{id: 3, remote: []int{0, 1}, nodePort: true, external: true, balancer: true},
+		{id: 4, nodePort: true, external: true, balancer: true}, // nobody is there
+		{id: 5, local: []int{0, 1}, remote: []int{1}, internalLocal: true},
+		{id: 6, remote: []int{1, 2}, internalLocal: true},
+		{id: 7, local: []int{0, 2}, remote: []int{1}, externalLocal: true, nodePort: true, external: true, balancer: true},
+		{id: 8, remote: []int{1, 2}, externalLocal: true, nodePort: true, external: true, balancer: true},
+		{id: 9, local: []int{1}, remote: []int{2}, balancer: true, nodePort: true, ranges: []string{"172.31.0.0/16", "172.31.0.100/32", "fd00:31::/64"}},
+		{id: 10, local: []int{1}, balancer: true, ranges: []string{"192.0.2.0/24", "10.244.0.0/16", "fd00:244:1::/64"}},
+		{id: 11, leaving: []int{0, 1}, remote: nil, nodePort: true},
+		{id: 12, local: []int{0, 1, 2}, remote: []int{0, 1, 2}, externalLocal: true, internalLocal: true, balancer: true},
+	}
+}
+
+// testRoutes asks everybody for everything, of all Services at once, and again after each has become the next.
+func testRoutes(t *testing.T, s *suite) {
+	list := catalogue()
+	var probes []probe
+	for _, x := range list {
+		probes = append(probes, x.probes(s, many)...)
+	}
+	s.set(list...)
+	s.apply(t)
+	s.askAll(t, probes)
+	if t.Failed() {
+		return
+	}
+	for i := range list {
+		x := list[(i+1)%len(list)]
+		x.id = list[i].id
+		s.set(x)
+	}
+	s.apply(t)
+	s.askAll(t, sample(probes, 3))
+	for i := range list {
+		if i%2 == 0 {
+			s.plan.Delete(list[i].entry(s).Service.Key)
+		}
+	}
+	s.apply(t)
+	s.askAll(t, sample(probes, 3))
+	if err := s.check(); err != nil {
+		t.Errorf("the check after it: %v", err)
+	}
+}
+
+// sample takes every n-th.
+func sample(probes []probe, n int) (out []probe) {
+	for i := 0; i < len(probes); i += n {
+		probes[i].tries = 3
+		out = append(out, probes[i])
+	}
+	return out
+}
+
+// testFacts changes the node's configuration under living Services.
+func testFacts(t *testing.T, s *suite) {
+	list := []spec{
+		{id: 1, local: []int{0, 1}, nodePort: true},
+		{id: 7, local: []int{0}, remote: []int{1}, externalLocal: true, nodePort: true, balancer: true},
+	}
+	var probes []probe
+	for _, x := range list {
+		probes = append(probes, x.probes(s, 3)...)
+	}
+	for name, change := range map[string]func(*plan.Facts){
+		"masquerade all":   func(f *plan.Facts) { f.MasqueradeAll = true },
+		"pods unknown":     func(f *plan.Facts) { f.Pods = plan.Detector{} },
+		"pods by bridge":   func(f *plan.Facts) { f.Pods = plan.Detector{Interface: "cbr0"} },
+		"pods by prefix":   func(f *plan.Facts) { f.Pods = plan.Detector{InterfacePrefix: "cb"} },
+		"all node's ports": func(f *plan.Facts) { f.NodePorts = plan.NodePorts{All: true} },
+		"one family":       func(f *plan.Facts) { f.Families = f.Families[:1] },
+		"as it was":        func(*plan.Facts) {},
+	} {
+		f := s.facts(s.Options)
+		change(f)
+		s.plan.SetFacts(f)
+		s.set(list...)
+		s.apply(t)
+		s.askAll(t, probes)
+		if t.Failed() {
+			t.Fatalf("with %s", name)
+		}
+	}
+}
+
+// testSpreading counts how often each of seven endpoints is chosen.
+func testSpreading(t *testing.T, s *suite) {
+	x := spec{id: 1, local: []int{0, 1, 2}, remote: []int{0, 1, 2}}
+	e := x.entry(s)
+	// The seventh is a Pod's other port.
+	e.Slices = append(e.Slices, &intent.Slice{
+		Key: intent.Key{Namespace: "test", Name: "other"}, Service: x.name(), Family: intent.IPv4,
+		Ports:     []intent.EndpointPort{{Name: "dns", Protocol: intent.UDP, Port: otherPort}},
+		Endpoints: []intent.Endpoint{{Addr: s.pods[0].addrs[0], Condition: intent.Ready | intent.Serving}},
+	})
+	s.plan.Set(e.Service.Key, plan.For(e, s.plan.Facts))
+	s.apply(t)
+	const flows, workers = 7000, 8
+	var mu sync.Mutex
+	count := map[netip.AddrPort]int{}
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for range flows / workers {
+				got := s.outside.try(intent.UDP, netip.Addr{}, netip.AddrPortFrom(x.clusterIP(intent.IPv4), 53), s.Patience)
+				mu.Lock()
+				count[got.endpoint]++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if len(count) != 7 {
+		t.Fatalf("%d endpoints answered, not 7: %v", len(count), count)
+	}
+	chi, want := 0.0, float64(flows/workers*workers)/7
+	for _, n := range count {
+		chi += math.Pow(float64(n)-want, 2) / want
+	}
+	// With 6 degrees of freedom, chance exceeds 33.1 once in 100,000 runs.
+	if chi > 33.1 {
+		t.Errorf("chi-squared is %.1f: %v", chi, count)
+	}
+	t.Logf("chi-squared %.1f", chi)
+}
+
+// testAffinity follows clients that come back.
+func testAffinity(t *testing.T, s *suite) {
+	const timeout = 3 * time.Second
+	x := spec{id: 1, local: []int{0, 1, 2}, remote: []int{0, 1, 2}, affinity: timeout, nodePort: true, external: true}
+	s.set(x)
+	s.apply(t)
+	where := []netip.AddrPort{
+		netip.AddrPortFrom(x.clusterIP(intent.IPv4), 80), netip.AddrPortFrom(x.externalIP(intent.IPv4), 80),
+		netip.AddrPortFrom(s.node.addrs[0], 30001),
+	}
+	visit := func(i int, to netip.AddrPort) netip.AddrPort {
+		got := s.outside.try(intent.TCP, clientAddr(i), to, s.Patience)
+		if got.what != answered {
+			t.Fatalf("client %d at %s: %s", i, to, got)
+		}
+		return got.endpoint
+	}
+	home := make([]netip.AddrPort, clients)
+	all := map[netip.AddrPort]bool{}
+	for i := range home {
+		home[i] = visit(i, where[0])
+		all[home[i]] = true
+	}
+	if len(all) < 2 {
+		t.Errorf("%d clients chose the same endpoint", clients)
+	}
+	stay := func(when string, except netip.AddrPort) {
+		t.Helper()
+		for i := range home {
+			got := visit(i, where[i%len(where)])
+			if home[i] == except {
+				if got == except {
+					t.Errorf("%s: client %d went to %s, which is gone", when, i, got)
+				}
+				home[i] = got
+			}
+			if got != home[i] {
+				t.Errorf("%s: client %d moved from %s to %s", when, i, home[i], got)
+			}
+		}
+	}
+	for range 3 {
+		time.Sleep(timeout / 2)
+		stay("after half the time-out", netip.AddrPort{})
+	}
+	if !s.ForgetsAffinity {
+		s.restart(t)
+		stay("after a restart", netip.AddrPort{})
+	}
+	x.remote = []int{0, 1}
+	s.set(x)
+	s.apply(t)
+	stay("after an endpoint left", netip.AddrPortFrom(s.far.addrs[4], serverPort))
+	stay("and again", netip.AddrPort{})
+
+	time.Sleep(timeout + timeout/2)
+	moved := false
+	for i := range home {
+		moved = visit(i, where[0]) != home[i] || moved
+	}
+	if !moved {
+		t.Errorf("no client chose again after the time-out")
+	}
+}
+
+// testFlows holds connections while things change.
+func testFlows(t *testing.T, s *suite) {
+	x := spec{id: 1, local: []int{0}, remote: []int{0}, nodePort: true}
+	s.set(x)
+	s.apply(t)
+	var flows []*flow
+	hold := func(from *host, to netip.AddrPort) {
+		f, err := from.open(intent.TCP, netip.Addr{}, to)
+		if err == nil {
+			_, err = f.greet(time.Now().Add(s.Patience))
+		}
+		if err != nil {
+			t.Fatalf("connecting from %s to %s: %v", from.name, to, err)
+		}
+		flows = append(flows, f)
+	}
+	for range 4 {
+		hold(s.client, netip.AddrPortFrom(x.clusterIP(intent.IPv4), 80))
+		hold(s.node, netip.AddrPortFrom(x.clusterIP(intent.IPv4), 80))
+		hold(s.outside, netip.AddrPortFrom(s.node.addrs[0], 30001))
+	}
+	defer func() {
+		for _, f := range flows {
+			f.close()
+		}
+	}()
+	alive := func(when string) {
+		t.Helper()
+		for i, f := range flows {
+			err := f.say("still there\n")
+			if err == nil {
+				_, err = f.hear(time.Now().Add(s.Patience))
+			}
+			if err != nil {
+				t.Fatalf("%s: flow %d: %v", when, i, err)
+			}
+		}
+	}
+	alive("at first")
+	x.local, x.remote = []int{1}, nil
+	s.set(x)
+	s.apply(t)
+	alive("after its endpoint left")
+	s.askAll(t, x.probes(s, 2))
+	if !s.RestartBreaks {
+		s.restart(t)
+		alive("after a restart")
+		s.halt(t)
+		alive("without the proxy")
+		s.askAll(t, sample(x.probes(s, 1), 4))
+		s.start(t)
+		s.apply(t)
+	}
+	s.plan.Delete(x.entry(s).Service.Key)
+	s.apply(t)
+	alive("after its Service was deleted")
+}
+
+// testDrift lets somebody remove what the proxy has written.
+func testDrift(t *testing.T, s *suite) {
+	x := spec{id: 1, local: []int{0, 1}, nodePort: true}
+	s.set(x)
+	s.apply(t)
+	for range 3 {
+		if err := s.check(); err != nil {
+			t.Fatalf("the check finds fault with what was just written: %v", err)
+		}
+	}
+	if err := s.node.do(func() error { return s.mode().Cleanup(context.Background()) }); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range x.probes(s, 1)[:2] {
+		if got := p.from.try(p.p, p.src, p.to, s.Patience/12); got.what == answered {
+			t.Errorf("%v after cleaning up: %s", p, got)
+		}
+	}
+	if s.check() == nil {
+		t.Errorf("the check doesn't see that everything is gone")
+	}
+	s.plan.Forget()
+	s.apply(t)
+	if err := s.check(); err != nil {
+		t.Errorf("the check after the repair: %v", err)
+	}
+	s.askAll(t, x.probes(s, 3))
+	// Twice is as once.
+	s.plan.Forget()
+	s.apply(t)
+	s.askAll(t, x.probes(s, 3))
+}

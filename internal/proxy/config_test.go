@@ -1,0 +1,95 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+var local = []netip.Addr{
+	netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"),
+	netip.MustParseAddr("fe80::1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2"),
+}
+
+var node = &intent.Node{
+	Name: "n1", Addresses: []intent.NodeAddress{
+		{Type: "Hostname"}, {Type: "ExternalIP", Addr: netip.MustParseAddr("198.51.100.1")},
+		{Type: "InternalIP", Addr: netip.MustParseAddr("192.0.2.1")}, {Type: "InternalIP", Addr: netip.MustParseAddr("2001:db8::1")},
+	},
+	PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:244:1::/64")},
+}
+
+func TestNodePortAddresses(t *testing.T) {
+	for _, c := range []struct {
+		mode  string
+		words []string
+		want  string
+	}{
+		{"nftables", nil, "[192.0.2.1 2001:db8::1]"},
+		{"iptables", nil, "all loopback"},
+		{"ipvs", nil, "all"},
+		{"userspace", nil, "all"},
+		{"nftables", []string{"0.0.0.0/0", "::/0"}, "all"},
+		{"nftables", []string{"all"}, "all"},
+		{"iptables", []string{"primary"}, "[192.0.2.1 2001:db8::1]"},
+		{"nftables", []string{"primary", "localhost"}, "[192.0.2.1 2001:db8::1] loopback"},
+		{"iptables", []string{"primary", "localhost"}, "[192.0.2.1 2001:db8::1] loopback"},
+		{"nftables", []string{"192.0.2.0/24"}, "[192.0.2.1 192.0.2.2 2001:db8::1 2001:db8::2 fe80::1]"},
+		{"nftables", []string{"10.0.0.0/8", "2001:db8::/127"}, "[2001:db8::1]"},
+		{"iptables", []string{"127.0.0.0/8", "::1/128"}, "[] loopback"},
+	} {
+		t.Run(fmt.Sprint(c.mode, c.words), func(t *testing.T) {
+			n, err := ParseNodePortAddresses(c.words)
+			if err != nil {
+				t.Fatal(err)
+			}
+			config := Config{Families: []intent.Family{intent.IPv4, intent.IPv6}, NodePorts: n, LocalhostNodePorts: true}
+			if got := where(config.facts(node, local, c.mode).NodePorts); got != c.want {
+				t.Errorf("served at %s, want %s", got, c.want)
+			}
+		})
+	}
+	if _, err := ParseNodePortAddresses([]string{"everywhere"}); err == nil {
+		t.Error("a word that means nothing was taken")
+	}
+}
+
+func where(n plan.NodePorts) string {
+	out := fmt.Sprint(n.Addrs)
+	if n.All {
+		out = "all"
+	}
+	if n.Loopback {
+		out += " loopback"
+	}
+	return out
+}
+
+func TestFactsOfNode(t *testing.T) {
+	both := []intent.Family{intent.IPv4, intent.IPv6}
+	for _, c := range []struct {
+		name   string
+		config Config
+		node   *intent.Node
+		want   string
+	}{
+		{"of the Node", Config{}, node, "[192.0.2.1 2001:db8::1 198.51.100.1] [4 6] {[]  }"},
+		{"no Node", Config{}, nil, "[192.0.2.1 192.0.2.2 2001:db8::1 2001:db8::2] [4 6] {[]  }"},
+		{"overridden", Config{NodeAddr: netip.MustParseAddr("2001:db8::2")}, node, "[2001:db8::2 192.0.2.1 2001:db8::1 198.51.100.1] [6 4] {[]  }"},
+		{"not overridden", Config{NodeAddr: netip.IPv4Unspecified()}, node, "[192.0.2.1 2001:db8::1 198.51.100.1] [4 6] {[]  }"},
+		{"cluster CIDR", Config{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}, nil,
+			"[192.0.2.1 192.0.2.2 2001:db8::1 2001:db8::2] [4 6] {[10.244.0.0/16]  }"},
+		{"node CIDR", Config{DetectLocal: DetectNodeCIDR}, node, "[192.0.2.1 2001:db8::1 198.51.100.1] [4 6] {[10.244.1.0/24 fd00:244:1::/64]  }"},
+		{"bridge", Config{DetectLocal: DetectBridgeInterface, Bridge: "br0"}, node, "[192.0.2.1 2001:db8::1 198.51.100.1] [4 6] {[] br0 }"},
+		{"interfaces", Config{DetectLocal: DetectInterfacePrefix, InterfacePrefix: "veth"}, node, "[192.0.2.1 2001:db8::1 198.51.100.1] [4 6] {[]  veth}"},
+	} {
+		c.config.Families = both
+		f := c.config.facts(c.node, local, "nftables")
+		if got := fmt.Sprint(f.Addrs, f.Families, f.Pods); got != c.want {
+			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,188 @@
+// Package conntrack ends flows that the kernel remembers although they lead nowhere any more: UDP and SCTP have no end
+// that the kernel could see, and a client that keeps sending would keep reaching an endpoint that is gone. It follows
+// what has been acknowledged, works on its own time, and never flushes: a flow that still leads somewhere is left alone.
+package conntrack
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+// Flow is a flow as the kernel remembers it: what the client addressed, and who answers.
+type Flow struct {
+	Protocol  intent.Protocol
+	Dst, From netip.AddrPort
+}
+
+// Table is the kernel's table of flows. Delete ends those of a family that match, and says how many they were.
+type Table interface {
+	Delete(family intent.Family, match func(Flow) bool) (int, error)
+}
+
+// Cleaner ends stale flows.
+type Cleaner struct {
+	table Table
+	log   *slog.Logger
+	// done is told of each pass.
+	done func(family intent.Family, deleted int, took time.Duration)
+
+	wake chan struct{}
+	mu   sync.Mutex
+	// wanted are the frontends to look at, with the endpoints to which flows may go on.
+	wanted map[plan.FrontendKey]map[netip.AddrPort]struct{}
+	local  map[netip.Addr]struct{}
+	here   bool
+}
+
+// New returns a cleaner; done, which may be nil, is told of each pass over the table. It starts nothing.
+func New(table Table, log *slog.Logger, done func(family intent.Family, deleted int, took time.Duration)) *Cleaner {
+	return &Cleaner{table: table, log: log, done: done, wake: make(chan struct{}, 1), wanted: map[plan.FrontendKey]map[netip.AddrPort]struct{}{}}
+}
+
+// Acknowledged notes the frontends of changed plans. What goes to an endpoint that still serves is left alone, also when
+// policies no longer choose it, and so is what a Service that is gone had: as with TCP. local are the node's addresses;
+// here says that the mode ends flows at this process: it looks after them itself, but for those from before it had them.
+func (c *Cleaner) Acknowledged(changes []plan.ServiceChange, local []netip.Addr, here bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	some := false
+	for i := range changes {
+		if n := changes[i].New; n != nil && len(n.Serving) > 0 {
+			some = c.note(changes[i].Old, n) || some
+		}
+	}
+	if !some {
+		return
+	}
+	c.local, c.here = map[netip.Addr]struct{}{}, here
+	for _, a := range local {
+		c.local[a] = struct{}{}
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// note adds the frontends of those ports whose endpoints or frontends have changed.
+func (c *Cleaner) note(old, now *plan.Service) (some bool) {
+	for _, s := range now.Serving {
+		if old != nil && same(old, now, s) {
+			continue
+		}
+		live := make(map[netip.AddrPort]struct{}, len(s.Endpoints))
+		for _, e := range s.Endpoints {
+			live[e] = struct{}{}
+		}
+		for _, f := range now.Frontends {
+			if f.ID == s.ID {
+				c.wanted[f.FrontendKey], some = live, true
+			}
+		}
+	}
+	return some
+}
+
+// same says whether a port has the same endpoints and frontends as before: nothing can have become stale.
+func same(old, now *plan.Service, s plan.Serving) bool {
+	for _, o := range old.Serving {
+		if o.ID == s.ID {
+			return equal(o.Endpoints, s.Endpoints) && equal(keys(old, s.ID), keys(now, s.ID))
+		}
+	}
+	return false
+}
+
+func keys(s *plan.Service, id plan.PortID) (out []plan.FrontendKey) {
+	for _, f := range s.Frontends {
+		if f.ID == id {
+			out = append(out, f.FrontendKey)
+		}
+	}
+	return out
+}
+
+func equal[T comparable](a, b []T) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// rest is how much longer than a pass the pause after it is: reading a large table must not become all that a processor
+// does.
+const rest = 10
+
+// Run ends flows as changes are noted, until the context ends.
+func (c *Cleaner) Run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		}
+		start := time.Now()
+		c.pass()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(min(rest*time.Since(start), 2*time.Second)):
+		}
+	}
+}
+
+// pass reads the table once for each family that has something to look at.
+func (c *Cleaner) pass() {
+	c.mu.Lock()
+	wanted, local, here := c.wanted, c.local, c.here
+	c.wanted = map[plan.FrontendKey]map[netip.AddrPort]struct{}{}
+	c.mu.Unlock()
+	var families [7]bool
+	for k := range wanted {
+		families[k.Family] = true
+	}
+	for _, family := range []intent.Family{intent.IPv4, intent.IPv6} {
+		if !families[family] {
+			continue
+		}
+		start := time.Now()
+		n, err := c.table.Delete(family, func(f Flow) bool {
+			return (!here || f.From == f.Dst) && stale(f, family, wanted, local)
+		})
+		if err != nil {
+			c.log.Warn("stale flows could not all be ended", "family", family, "ended", n, "err", err)
+		}
+		if c.done != nil {
+			c.done(family, n, time.Since(start))
+		}
+	}
+}
+
+// stale says whether a flow was addressed to a frontend that is looked at, and is answered by nobody who serves it. One
+// from before the frontend had endpoints is answered by the frontend's own address, and is stale too.
+func stale(f Flow, family intent.Family, wanted map[plan.FrontendKey]map[netip.AddrPort]struct{}, local map[netip.Addr]struct{}) bool {
+	k := plan.FrontendKey{Addr: f.Dst.Addr(), Family: family, Protocol: f.Protocol, Port: f.Dst.Port()}
+	live, ok := wanted[k]
+	if !ok {
+		if _, here := local[k.Addr]; !here {
+			return false
+		}
+		k.Addr = netip.Addr{}
+		if live, ok = wanted[k]; !ok {
+			return false
+		}
+	}
+	_, serves := live[f.From]
+	return !serves
+}

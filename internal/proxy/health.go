@@ -1,0 +1,125 @@
+package proxy
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"portal/internal/intent"
+)
+
+// lateAfter is how long a change may wait for the kernel before the proxy counts as unhealthy.
+const lateAfter = time.Minute
+
+// Health knows whether the proxy keeps up, and answers /healthz and /livez as kube-proxy does.
+type Health struct {
+	// Node returns the node as the API has it, nil for unknown.
+	Node func() *intent.Node
+
+	mu      sync.Mutex
+	updated map[intent.Family]time.Time
+	waiting time.Time // since when the oldest change does; zero: none does
+	answers func(path string, code int)
+}
+
+// Queued says that a change waits for the kernel.
+func (h *Health) Queued(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.waiting.IsZero() {
+		h.waiting = now
+	}
+}
+
+// Updated says that the kernel has all that there is.
+func (h *Health) Updated(families []intent.Family, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.updated == nil {
+		h.updated = map[intent.Family]time.Time{}
+	}
+	for _, f := range families {
+		h.updated[f] = now
+	}
+	h.waiting = time.Time{}
+}
+
+// Healthy says whether no change has waited too long. Before the first sync there is nothing to be late with.
+func (h *Health) Healthy() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.healthy(time.Now())
+}
+
+func (h *Health) healthy(now time.Time) bool {
+	return len(h.updated) == 0 || h.waiting.IsZero() || now.Sub(h.waiting) < lateAfter
+}
+
+// Eligible says whether balancers may send traffic to this node: it is known and not on its way out.
+func (h *Health) Eligible() bool {
+	n := h.Node()
+	if n == nil || n.Deleting {
+		return false
+	}
+	for _, t := range n.Taints {
+		if t.Key == "ToBeDeletedByClusterAutoscaler" {
+			return false
+		}
+	}
+	return true
+}
+
+type familyHealth struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+type healthAnswer struct {
+	LastUpdated  time.Time               `json:"lastUpdated"`
+	CurrentTime  time.Time               `json:"currentTime"`
+	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
+	Healthy      bool                    `json:"healthy"`
+	Status       map[string]familyHealth `json:"status,omitempty"`
+}
+
+func (h *Health) answer(now time.Time) healthAnswer {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a := healthAnswer{CurrentTime: now, Healthy: h.healthy(now), Status: map[string]familyHealth{}}
+	for f, at := range h.updated {
+		a.Status[familyName(f)] = familyHealth{at, a.Healthy}
+		if at.After(a.LastUpdated) {
+			a.LastUpdated = at
+		}
+	}
+	return a
+}
+
+func familyName(f intent.Family) string { return fmt.Sprintf("IPv%d", f) }
+
+// ServeHTTP answers /healthz, which also asks whether the node may get traffic, and /livez, which does not: a proxy on a
+// leaving node must not be restarted for it.
+func (h *Health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	now := time.Now()
+	a := h.answer(now)
+	ok := a.Healthy
+	if r.URL.Path == "/healthz" {
+		eligible := h.Eligible()
+		a.NodeEligible = &eligible
+		ok = ok && eligible
+	}
+	code := http.StatusServiceUnavailable
+	if ok {
+		// Whoever looks at the time expects a recent one of a healthy proxy, also when nothing has changed for days.
+		code, a.LastUpdated = http.StatusOK, now
+	}
+	if h.answers != nil {
+		h.answers(r.URL.Path, code)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(a)
+}

@@ -1,0 +1,65 @@
+package proxy
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"portal/internal/intent"
+)
+
+// TestHealth: /healthz fails when a change waits too long or the node leaves; /livez only for the former.
+func TestHealth(t *testing.T) {
+	in(t, nil, func(w *world) {
+		expect := func(when string, healthz, livez int) {
+			w.Helper()
+			for path, want := range map[string]int{"/healthz": healthz, "/livez": livez} {
+				r := httptest.NewRecorder()
+				w.proxy.Health.ServeHTTP(r, httptest.NewRequest(http.MethodGet, path, nil))
+				if r.Code != want {
+					w.Errorf("%s: %s answers %d, want %d: %s", when, path, r.Code, want, r.Body)
+				}
+				var body struct {
+					NodeEligible *bool `json:"nodeEligible"`
+					LastUpdated  time.Time
+				}
+				if err := json.Unmarshal(r.Body.Bytes(), &body); err != nil || (body.NodeEligible != nil) != (path == "/healthz") {
+					w.Errorf("%s: %s says %s", when, path, r.Body)
+				}
+				if r.Code == http.StatusOK && !body.LastUpdated.Equal(time.Now()) {
+					w.Errorf("%s: healthy, but last updated %v", when, body.LastUpdated)
+				}
+			}
+		}
+		node := func(change func(*intent.Node)) {
+			n := &intent.Node{Name: "n1"}
+			change(n)
+			w.cluster.SetNode(n)
+			w.settle()
+		}
+		expect("no Node", 503, 200)
+		node(func(*intent.Node) {})
+		expect("starting", 200, 200)
+		w.listed()
+		expect("synced", 200, 200)
+		w.after(time.Hour)
+		expect("nothing to do for an hour", 200, 200)
+		node(func(n *intent.Node) { n.Taints = []intent.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}} })
+		expect("to be deleted", 503, 200)
+		node(func(n *intent.Node) { n.Deleting = true })
+		expect("being deleted", 503, 200)
+		node(func(*intent.Node) {})
+		w.cluster.SetService(service("b", "10.96.0.2"))
+		for range 4000 {
+			w.kernel.fail = errors.New("stuck")
+			w.after(20 * time.Millisecond)
+		}
+		expect("stuck for longer than a minute", 503, 503)
+		w.kernel.fail = nil
+		w.after(time.Minute)
+		expect("unstuck", 200, 200)
+	})
+}

@@ -1,0 +1,116 @@
+package healthcheck
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+// freePort finds a port that nobody has on loopback.
+func freePort(t *testing.T) uint16 {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return netip.MustParseAddrPort(l.Addr().String()).Port()
+}
+
+func change(name string, port uint16, endpoints map[intent.Family]int) plan.ServiceChange {
+	c := plan.ServiceChange{Key: intent.Key{Namespace: "ns", Name: name}}
+	if port != 0 {
+		c.New = &plan.Service{Key: c.Key, HealthCheck: &plan.HealthCheck{Service: c.Key, Port: port, Endpoints: endpoints}}
+	}
+	return c
+}
+
+var atLoopback = &plan.Facts{NodePorts: plan.NodePorts{Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}
+
+func TestAnswers(t *testing.T) {
+	var healthy atomic.Bool
+	healthy.Store(true)
+	s := New(slog.New(slog.DiscardHandler), healthy.Load)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { s.Run(ctx) })
+	port, other := freePort(t), freePort(t)
+	tell := func(c plan.ServiceChange) { s.Acknowledged([]plan.ServiceChange{c}, atLoopback) }
+
+	tell(change("web", port, map[intent.Family]int{intent.IPv4: 2}))
+	answers(t, port, `200 {"service":{"namespace":"ns","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true} 2`)
+	healthy.Store(false)
+	answers(t, port, `503 {"service":{"namespace":"ns","name":"web"},"localEndpoints":2,"serviceProxyHealthy":false} 2`)
+	healthy.Store(true)
+	tell(change("web", port, map[intent.Family]int{intent.IPv4: 0}))
+	answers(t, port, `503 {"service":{"namespace":"ns","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true} 0`)
+	tell(change("web", other, map[intent.Family]int{intent.IPv4: 1}))
+	answers(t, other, `200 {"service":{"namespace":"ns","name":"web"},"localEndpoints":1,"serviceProxyHealthy":true} 1`)
+	answers(t, port, "refused")
+	tell(change("heir", port, map[intent.Family]int{intent.IPv4: 1}))
+	answers(t, port, `200 {"service":{"namespace":"ns","name":"heir"},"localEndpoints":1,"serviceProxyHealthy":true} 1`)
+	tell(change("web", 0, nil))
+	answers(t, other, "refused")
+	s.Acknowledged(nil, &plan.Facts{})
+	answers(t, port, "refused") // node ports are served nowhere any more
+	cancel()
+	wg.Wait()
+}
+
+// answers waits until a port answers as wanted.
+func answers(t *testing.T, port uint16, want string) {
+	t.Helper()
+	got := ""
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if got = ask(port); got == want {
+			return
+		}
+	}
+	t.Errorf("port %d answers\n     %s\nwant %s", port, got, want)
+}
+
+func ask(port uint16) string {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Second}
+	r, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/any", port))
+	if err != nil {
+		return "refused"
+	}
+	defer r.Body.Close()
+	var body answer
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.Header.Get("X-Content-Type-Options") != "nosniff" {
+		return fmt.Sprint("wrong: ", err, r.Header)
+	}
+	text, _ := json.Marshal(body)
+	return fmt.Sprint(r.StatusCode, " ", string(text), " ", r.Header.Get("X-Load-Balancing-Endpoint-Weight"))
+}
+
+// TestPortInUse: a port that another program has is taken as soon as it is free.
+func TestPortInUse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := netip.MustParseAddrPort(l.Addr().String()).Port()
+	s := New(slog.New(slog.DiscardHandler), func() bool { return true })
+	s.Acknowledged([]plan.ServiceChange{change("web", port, map[intent.Family]int{intent.IPv4: 1})}, atLoopback)
+	s.follow(t.Context())
+	l.Close()
+	s.follow(t.Context())
+	if got := ask(port); got[:3] != "200" {
+		t.Error(got)
+	}
+	for k := range s.open {
+		s.close(k)
+	}
+}

@@ -1,0 +1,407 @@
+package iptables
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+var protocols = map[intent.Protocol]string{intent.TCP: "tcp", intent.UDP: "udp", intent.SCTP: "sctp"}
+
+// The trees that frontends are found by. The first two are in the nat table, the others in filter.
+const (
+	vips = iota
+	nodePorts
+	denied       // cluster IPs that nobody may or can reach, and whom source ranges keep out
+	refused      // external and load-balancer IPs that can't be reached
+	refusedPorts // the same for node ports
+	health       // ports of health checks, which a firewall must not close
+	trees
+)
+
+var treeChains = [trees]string{"PORTAL-VIPS", "PORTAL-PORTS", "PORTAL-DENIED", "PORTAL-REFUSED", "PORTAL-REFPORTS", "PORTAL-HEALTH"}
+
+// pattern says for each origin whether its source is rewritten.
+type pattern [plan.Origins]bool
+
+var everyone = pattern{true, true, true}
+
+// encoding is what all rules depend on: the family and the node's facts.
+type encoding struct {
+	family intent.Family
+	// pods are the matches for packets from Pods; none where Pods can't be told.
+	pods []string
+	// usual is what cluster IPs do with the source. It is marked before the tree is entered, so that a frontend that does
+	// the usual thing needs no rule for it.
+	usual pattern
+}
+
+func newEncoding(f intent.Family, facts *plan.Facts) *encoding {
+	e := &encoding{family: f, pods: podMatches(f, &facts.Pods)}
+	switch {
+	case facts.MasqueradeAll:
+		e.usual = everyone
+	case len(e.pods) > 0:
+		e.usual = pattern{plan.FromNode: true, plan.FromOutside: true}
+	}
+	return e
+}
+
+func podMatches(f intent.Family, d *plan.Detector) []string {
+	var out []string
+	for _, p := range d.Prefixes {
+		if intent.FamilyOf(p.Addr()) == f {
+			out = append(out, "-s "+p.String())
+		}
+	}
+	if d.Interface != "" {
+		out = append(out, "-i "+d.Interface)
+	}
+	if d.InterfacePrefix != "" {
+		out = append(out, "-i "+d.InterfacePrefix+"+")
+	}
+	return out
+}
+
+// output is all that a Service adds to the tables of a family.
+type output struct {
+	nat, filter map[string][]string // chains of its own
+	spots       [trees]map[spot][]string
+}
+
+// compiler encodes one Service.
+type compiler struct {
+	*encoding
+	out   output
+	pools map[plan.PortID][]*plan.Pool // a chain each; its place here is part of the chain's name
+	names map[plan.PortID]string
+	own   map[plan.PortID]int
+}
+
+// compile encodes the frontends of one Service.
+func (e *encoding) compile(frontends []*plan.Frontend, check *plan.HealthCheck) *output {
+	c := &compiler{encoding: e, pools: map[plan.PortID][]*plan.Pool{}, names: map[plan.PortID]string{}, own: map[plan.PortID]int{}}
+	c.out.nat, c.out.filter = map[string][]string{}, map[string][]string{}
+	for i := range c.out.spots {
+		c.out.spots[i] = map[spot][]string{}
+	}
+	for _, f := range frontends {
+		s := spot{f.Addr, f.Protocol, f.Port}
+		tree := vips
+		if f.Kind == plan.NodePort {
+			tree = nodePorts
+		}
+		put(c.out.spots[tree], s, c.forward(f))
+		where := refused
+		switch f.Kind {
+		case plan.ClusterIP:
+			where = denied
+		case plan.NodePort:
+			where = refusedPorts
+		}
+		out, no := c.keepOut(f), c.refuse(f)
+		if where == denied {
+			put(c.out.spots[denied], s, append(out, no...))
+			continue
+		}
+		put(c.out.spots[denied], s, out)
+		put(c.out.spots[where], s, no)
+	}
+	if check != nil {
+		c.out.spots[health][spot{proto: intent.TCP, port: check.Port}] = []string{fmt.Sprintf("-p tcp --dport %d -j ACCEPT", check.Port)}
+	}
+	return &c.out
+}
+
+func put(m map[spot][]string, s spot, rules []string) {
+	if len(rules) > 0 {
+		m[s] = rules
+	}
+}
+
+// match is what the packets to a frontend look like.
+func match(f *plan.Frontend) string {
+	m := fmt.Sprintf("-p %s --dport %d", protocols[f.Protocol], f.Port)
+	if f.Addr.IsValid() {
+		m = "-d " + f.Addr.String() + " " + m
+	}
+	return m
+}
+
+const (
+	markMasquerade = "-j MARK --set-xmark 0x4000/0x4000"
+	clearMark      = "-j MARK --set-xmark 0x0/0x4000"
+	fromNode       = "-m addrtype --src-type LOCAL"
+)
+
+// forward is how packets to a frontend find their pool, nil where nobody is forwarded.
+func (c *compiler) forward(f *plan.Frontend) []string {
+	if !slices.ContainsFunc(f.Routes[:], func(r plan.Route) bool { return r.Verdict == plan.Forward }) {
+		return nil
+	}
+	usual := c.usual
+	if f.Kind == plan.NodePort {
+		usual = everyone
+	}
+	m := match(f)
+	pool, masquerade, same := c.uniform(f)
+	prelude, plain := "", same
+	if same {
+		prelude, plain = c.prelude(masquerade, usual)
+	}
+	if plain && f.Sources == nil {
+		var rules []string
+		if prelude != "" {
+			rules = append(rules, m+" "+prelude)
+		}
+		if f.Affinity == 0 && len(pool.Endpoints) <= inlined {
+			return append(rules, spread(m, pool, 0)...)
+		}
+		return append(rules, m+" -g "+c.pool(pool, f))
+	}
+	var target string
+	switch {
+	case plain && prelude == "":
+		target = c.pool(pool, f)
+	case plain:
+		target = c.chain(c.out.nat, f.ID, []string{prelude, "-g " + c.pool(pool, f)})
+	default:
+		target = c.routes(f, usual)
+	}
+	if f.Sources == nil {
+		return []string{m + " -g " + target}
+	}
+	var allowed []string
+	for _, p := range f.Sources {
+		if intent.FamilyOf(p.Addr()) == c.family {
+			allowed = append(allowed, "-s "+p.String()+" -g "+target)
+		}
+	}
+	return []string{m + " -g " + c.chain(c.out.nat, f.ID, allowed)}
+}
+
+// inlined is the largest number of endpoints among which a leaf chooses itself. A chain for each pool would be tidier, but
+// the nft variant of iptables-restore takes time that grows with the square of the number of chains.
+const inlined = 4
+
+// prelude is what must be done to the mark of packets that have the usual one, and whether one rule can.
+func (c *compiler) prelude(masquerade, usual pattern) (string, bool) {
+	switch {
+	case c.same(masquerade, usual):
+		return "", true
+	case c.same(masquerade, everyone):
+		return markMasquerade, true
+	case c.same(masquerade, pattern{}):
+		return clearMark, true
+	}
+	return "", false
+}
+
+// routes is a chain that sends packets to a pool by their origin.
+func (c *compiler) routes(f *plan.Frontend, usual pattern) string {
+	var rules []string
+	if !c.same(usual, pattern{}) {
+		rules = append(rules, clearMark)
+	}
+	rules = append(rules, c.byOrigin(func(o plan.Origin, from string) []string {
+		r := f.Routes[o]
+		switch {
+		case r.Verdict != plan.Forward && from == "":
+			return nil
+		case r.Verdict != plan.Forward:
+			return []string{from + "-j RETURN"}
+		case r.Masquerade:
+			return []string{from + markMasquerade, from + "-g " + c.pool(r.Pool, f)}
+		}
+		return []string{from + "-g " + c.pool(r.Pool, f)}
+	})...)
+	return c.chain(c.out.nat, f.ID, rules)
+}
+
+// byOrigin writes rules for each origin, in the order in which the first that applies counts.
+func (c *compiler) byOrigin(rules func(o plan.Origin, from string) []string) []string {
+	var out []string
+	for _, m := range c.pods {
+		out = append(out, rules(plan.FromPod, m+" ")...)
+	}
+	out = append(out, rules(plan.FromNode, fromNode+" ")...)
+	return append(out, rules(plan.FromOutside, "")...)
+}
+
+// origins that this node tells apart.
+func (c *compiler) origins() []plan.Origin {
+	if len(c.pods) == 0 {
+		return []plan.Origin{plan.FromNode, plan.FromOutside}
+	}
+	return []plan.Origin{plan.FromPod, plan.FromNode, plan.FromOutside}
+}
+
+func (c *compiler) same(a, b pattern) bool {
+	return !slices.ContainsFunc(c.origins(), func(o plan.Origin) bool { return a[o] != b[o] })
+}
+
+// uniform says whether everybody goes to one pool.
+func (c *compiler) uniform(f *plan.Frontend) (*plan.Pool, pattern, bool) {
+	var masquerade pattern
+	pool := f.Routes[plan.FromOutside].Pool
+	for _, o := range c.origins() {
+		if f.Routes[o].Verdict != plan.Forward || f.Routes[o].Pool != pool {
+			return nil, pattern{}, false
+		}
+		masquerade[o] = f.Routes[o].Masquerade
+	}
+	return pool, masquerade, true
+}
+
+// keepOut drops those whom source ranges exclude. They have not been forwarded, which is all that can be told of a
+// packet that arrives here, unless others were refused too.
+func (c *compiler) keepOut(f *plan.Frontend) []string {
+	if f.Sources == nil {
+		return nil
+	}
+	if !slices.ContainsFunc(f.Routes[:], func(r plan.Route) bool { return r.Verdict == plan.Reject }) {
+		return []string{match(f) + " -j DROP"}
+	}
+	var rules []string
+	for _, p := range f.Sources {
+		if intent.FamilyOf(p.Addr()) == c.family {
+			rules = append(rules, "-s "+p.String()+" -j RETURN")
+		}
+	}
+	return []string{match(f) + " -j " + c.chain(c.out.filter, f.ID, append(rules, "-j DROP"))}
+}
+
+// refuse is what becomes of the packets that no route forwards.
+func (c *compiler) refuse(f *plan.Frontend) []string {
+	verdicts := map[plan.Verdict]bool{}
+	for _, o := range c.origins() {
+		if v := f.Routes[o].Verdict; v != plan.Forward {
+			verdicts[v] = true
+		}
+	}
+	switch len(verdicts) {
+	case 0:
+		return nil
+	case 1:
+		// Whoever is forwarded has been, and doesn't come here.
+		for v := range verdicts {
+			return []string{match(f) + " " + refusal(f, v)}
+		}
+	}
+	return []string{match(f) + " -g " + c.chain(c.out.filter, f.ID, c.byOrigin(func(o plan.Origin, from string) []string {
+		if v := f.Routes[o].Verdict; v != plan.Forward {
+			return []string{from + "-p " + protocols[f.Protocol] + " " + refusal(f, v)}
+		}
+		return []string{from + "-j RETURN"}
+	}))}
+}
+
+func refusal(f *plan.Frontend, v plan.Verdict) string {
+	switch {
+	case v == plan.Drop:
+		return "-j DROP"
+	case f.Protocol == intent.TCP:
+		// An ICMP error that comes while connect holds the socket is lost; a reset is not.
+		return "-j REJECT --reject-with tcp-reset"
+	}
+	return "-j REJECT"
+}
+
+// pool is the name of the chain that chooses among a pool's endpoints.
+func (c *compiler) pool(p *plan.Pool, f *plan.Frontend) string {
+	known := c.pools[p.ID]
+	i := slices.IndexFunc(known, func(q *plan.Pool) bool { return q == p || slices.Equal(p.Endpoints, q.Endpoints) })
+	if i < 0 {
+		i = len(known)
+		c.pools[p.ID] = append(known, p)
+		c.out.nat[c.poolName(p.ID, i)] = spread("-p "+protocols[p.ID.Protocol], p, f.Affinity)
+	}
+	return c.poolName(p.ID, i)
+}
+
+func (c *compiler) poolName(id plan.PortID, i int) string { return fmt.Sprintf("%s-%d", c.name(id), i) }
+
+// name is the beginning of the names of all chains of a Service's port.
+func (c *compiler) name(id plan.PortID) string {
+	if _, ok := c.names[id]; !ok {
+		c.names[id] = "PORTAL-" + digest(id.Service.Namespace, id.Service.Name, id.Port, protocols[id.Protocol])
+	}
+	return c.names[id]
+}
+
+// chain gives a chain to rules, the same one to the same rules.
+func (c *compiler) chain(table map[string][]string, id plan.PortID, rules []string) string {
+	for name, have := range table {
+		if strings.HasPrefix(name, c.name(id)) && slices.Equal(have, rules) {
+			return name
+		}
+	}
+	name := fmt.Sprintf("%s-R%d", c.name(id), c.own[id])
+	c.own[id]++
+	table[name] = rules
+	return name
+}
+
+// digest is short enough for a chain's name, which has 28 characters.
+func digest(parts ...string) string {
+	h := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+	return base32.StdEncoding.EncodeToString(h[:10])
+}
+
+// spread chooses an endpoint for the packets that match: the one that the client had before, or any with equal chance.
+func spread(match string, p *plan.Pool, affinity time.Duration) []string {
+	n := len(p.Endpoints)
+	rules := make([]string, 0, 2*n)
+	note := make([]string, n)
+	if affinity > 0 {
+		for i, ep := range p.Endpoints {
+			list := "PORTAL-" + digest(p.ID.Service.Namespace, p.ID.Service.Name, p.ID.Port, protocols[p.ID.Protocol], ep.Addr.String())
+			note[i] = " -m recent --name " + list + " --set"
+			rules = append(rules, fmt.Sprintf("%s -m recent --name %s --update --seconds %d --reap -j DNAT --to-destination %s",
+				match, list, int(math.Ceil(affinity.Seconds())), ep.Addr))
+		}
+	}
+	for i, ep := range p.Endpoints {
+		chance := ""
+		if rest := n - i; rest > 1 {
+			chance = fmt.Sprintf(" -m statistic --mode random --probability %.10f", 1/float64(rest))
+		}
+		rules = append(rules, match+chance+note[i]+" -j DNAT --to-destination "+ep.Addr.String())
+	}
+	return rules
+}
+
+// sorted puts frontends into the order that chains' names depend on.
+func sorted(frontends map[plan.FrontendKey]*plan.Frontend) []*plan.Frontend {
+	return slices.SortedFunc(maps.Values(frontends), func(a, b *plan.Frontend) int {
+		if a.Kind != b.Kind {
+			return int(a.Kind) - int(b.Kind)
+		}
+		return spot{a.Addr, a.Protocol, a.Port}.compare(spot{b.Addr, b.Protocol, b.Port})
+	})
+}
+
+// hairpin is a program for the bpf match that accepts packets whose source is their destination.
+func hairpin(f intent.Family) string {
+	source, words := 12, 1
+	if f == intent.IPv6 {
+		source, words = 8, 4
+	}
+	const load, toX, equalX, ret = 32, 7, 29, 6
+	code := []string{fmt.Sprint(4*words + 2)}
+	for i := range words {
+		at := source + 4*i
+		toEnd := 4*(words-i-1) + 1
+		code = append(code, fmt.Sprintf("%d 0 0 %d", load, at), fmt.Sprintf("%d 0 0 0", toX),
+			fmt.Sprintf("%d 0 0 %d", load, at+4*words), fmt.Sprintf("%d 0 %d 0", equalX, toEnd))
+	}
+	return strings.Join(append(code, fmt.Sprintf("%d 0 0 65535", ret), fmt.Sprintf("%d 0 0 0", ret)), ",")
+}

@@ -1,0 +1,325 @@
+// Package iptables is the proxy mode that encodes a plan.Snapshot as iptables rules, through the commands that are on the
+// machine, with either of the kernel's mechanisms behind them. It decides nothing about traffic and knows no other mode.
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+	"portal/internal/proxy/backend"
+)
+
+// prefix begins the names of all chains of this mode. Nothing else in the tables is touched, but for the jumps to them.
+const prefix = "PORTAL-"
+
+// Options are what an administrator may decide.
+type Options struct {
+	// Variant forces one; empty: the one that has rules already.
+	Variant Variant
+}
+
+// New returns the mode.
+func New(o Options) backend.Mode { return &mode{o} }
+
+type mode struct{ Options }
+
+func (*mode) Name() string { return "iptables" }
+
+// jumps lead from the built-in chains to ours.
+var jumps = map[string][]string{
+	"nat":    {"PREROUTING -j PORTAL-SERVICES", "OUTPUT -j PORTAL-SERVICES", "POSTROUTING -j PORTAL-POSTROUTING"},
+	"filter": {"INPUT -j PORTAL-INPUT", "FORWARD -j PORTAL-FORWARD", "OUTPUT -j PORTAL-OUTPUT"},
+}
+
+var tables = []string{"nat", "filter"}
+
+// needs are the parts of the kernel without which the mode can't be, with a rule that uses each.
+var needs = []struct{ what, table, rule string }{
+	{"the nat table", "nat", "-j RETURN"},
+	{"the filter table", "filter", "-j RETURN"},
+	{"the conntrack match (xt_conntrack)", "filter", "-m conntrack --ctstate NEW -j RETURN"},
+	{"the mark match and target (xt_mark)", "nat", "-m mark --mark 0x4000/0x4000 -j MARK --set-xmark 0x0/0x4000"},
+	{"the statistic match (xt_statistic)", "nat", "-m statistic --mode random --probability 0.5 -j RETURN"},
+	{"the addrtype match (xt_addrtype)", "nat", "-m addrtype --src-type LOCAL -j RETURN"},
+	{"the recent match (xt_recent)", "nat", "-m recent --name PORTAL-PROBE --set -j RETURN"},
+	{"the bpf match (xt_bpf)", "nat", `-m bpf --bytecode "1,6 0 0 0" -j RETURN`},
+	{"the MASQUERADE target (xt_MASQUERADE)", "nat", "-j MASQUERADE --random-fully"},
+	{"the REJECT target (ipt_REJECT, ip6t_REJECT)", "filter", "-p tcp -j REJECT --reject-with tcp-reset"},
+}
+
+// Probe tries, in a scratch chain, what the mode will ask of the kernel.
+func (m *mode) Probe(ctx context.Context, families []intent.Family) error {
+	if os.Geteuid() != 0 {
+		return errors.New("the iptables mode changes the kernel's tables: run it as root")
+	}
+	v, err := m.variant(ctx, families)
+	if err != nil {
+		return err
+	}
+	for _, f := range families {
+		t := tool{f, v}
+		if err := t.present(); err != nil {
+			return err
+		}
+		if err := t.probe(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t tool) probe(ctx context.Context) error {
+	all := map[string][]string{}
+	for _, n := range needs {
+		all[n.table] = append(all[n.table], n.rule)
+	}
+	if t.test(ctx, "nat", all["nat"]...) == nil && t.test(ctx, "filter", all["filter"]...) == nil {
+		return nil
+	}
+	for _, n := range needs {
+		if err := t.test(ctx, n.table, n.rule); err != nil {
+			return fmt.Errorf("the kernel does not offer %s to %s: load the module, or choose another --proxy-mode (%w)", n.what, t.name(""), err)
+		}
+	}
+	return nil
+}
+
+func (m *mode) variant(ctx context.Context, families []intent.Family) (Variant, error) {
+	if m.Variant != "" {
+		return m.Variant, nil
+	}
+	return pick(ctx, families)
+}
+
+// Open chooses the variant.
+func (m *mode) Open(ctx context.Context) (backend.Backend, error) {
+	v, err := m.variant(ctx, []intent.Family{intent.IPv4, intent.IPv6})
+	if err != nil {
+		return nil, err
+	}
+	b := &tablesBackend{rulesets: map[intent.Family]*ruleset{}, tools: map[intent.Family]tool{}}
+	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
+		if t := (tool{f, v}); t.present() == nil {
+			b.tools[f] = t
+		}
+	}
+	return b, nil
+}
+
+// Cleanup removes our chains and the jumps to them, in both variants, and the sysctl that we set.
+func (m *mode) Cleanup(ctx context.Context) error {
+	var errs []error
+	for _, v := range []Variant{NFT, Legacy, ""} {
+		for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
+			t := tool{f, v}
+			if t.present() != nil {
+				continue
+			}
+			if n, err := t.inUse(ctx); err != nil || n == 0 {
+				errs = append(errs, err)
+				continue
+			}
+			errs = append(errs, t.cleanup(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (t tool) cleanup(ctx context.Context) error {
+	for _, table := range tables {
+		have, err := t.list(ctx, table)
+		if err != nil {
+			return err
+		}
+		s := newSection()
+		for _, name := range have.chains {
+			s.remove(name)
+		}
+		for line := range have.jumps {
+			s.jumps = append(s.jumps, "-D"+strings.TrimPrefix(line, "-A"))
+		}
+		if err := t.restore(ctx, s.text(table)); err != nil {
+			return err
+		}
+		if slices.Contains(have.chains, localnetChain) {
+			if err := setLocalnet("0"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Limits follow kube-proxy's iptables mode.
+func (m *mode) Limits() []string {
+	limits := []string{
+		"packets to other ports of a cluster IP are not rejected: they go where the node's routes send them",
+		"what this node itself sends to an external or load-balancer IP without endpoints is not rejected, unless the address is the node's own",
+		"node ports are not served on ::1",
+	}
+	if n, err := os.ReadFile("/sys/module/xt_recent/parameters/ip_list_tot"); err == nil {
+		limits = append(limits, fmt.Sprintf("session affinity remembers the last %s clients of each endpoint (the kernel's xt_recent.ip_list_tot)", strings.TrimSpace(string(n))))
+	}
+	return limits
+}
+
+// tablesBackend is the mode at work.
+type tablesBackend struct {
+	tools    map[intent.Family]tool
+	rulesets map[intent.Family]*ruleset
+	// unsure: the last Apply failed, so that what the tables hold is not what rulesets say.
+	unsure bool
+}
+
+func (b *tablesBackend) Close() error { return nil }
+
+// Apply writes what changed. A table changes at once; after a failure between two tables or families the next call
+// writes everything anew, so that a delta is never added to something unknown.
+func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
+	full := delta.Full || delta.Facts || b.unsure
+	b.unsure = true
+	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
+		t, ok := b.tools[f]
+		wanted := slices.Contains(next.Facts.Families, f)
+		var err error
+		switch {
+		case !ok && wanted:
+			err = (tool{family: f}).present()
+		case !wanted && full && ok:
+			delete(b.rulesets, f)
+			err = t.clear(ctx)
+		case wanted && full:
+			err = b.replace(ctx, t, next)
+		case wanted:
+			b.rulesets[f].update(next, delta)
+			err = t.restore(ctx, b.rulesets[f].print())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	b.unsure = false
+	return nil
+}
+
+// clear removes what an earlier process left of a family that is no longer served.
+func (t tool) clear(ctx context.Context) error {
+	if n, err := t.inUse(ctx); err != nil || n == 0 {
+		return err
+	}
+	return t.cleanup(ctx)
+}
+
+// replace writes everything of a family, and removes what earlier processes left.
+func (b *tablesBackend) replace(ctx context.Context, t tool, next *plan.Snapshot) error {
+	r := newRuleset(t.family, next, liberal())
+	if loopback(t.family, next.Facts) {
+		changed, err := openLocalnet()
+		if err != nil {
+			return err
+		}
+		if changed {
+			r.filter.set(localnetChain, nil)
+		}
+	}
+	for _, table := range tables {
+		s := &r.nat
+		if table == "filter" {
+			s = &r.filter
+		}
+		have, err := t.list(ctx, table)
+		if err != nil {
+			return err
+		}
+		for _, name := range have.chains {
+			if _, stays := s.write[name]; !stays && name != localnetChain {
+				s.remove(name)
+			}
+		}
+		for _, jump := range jumps[table] {
+			if !have.jumps["-A "+jump] {
+				s.jumps = append(s.jumps, "-I "+jump)
+			}
+		}
+	}
+	if err := t.restore(ctx, r.print()); err != nil {
+		return err
+	}
+	b.rulesets[t.family] = r
+	return nil
+}
+
+// Check looks at the jumps, and at the chains that a flush of ours would have emptied.
+func (b *tablesBackend) Check(ctx context.Context) error {
+	if b.unsure || len(b.rulesets) == 0 {
+		return errors.New("what the tables hold is not known")
+	}
+	for f := range b.rulesets {
+		t := b.tools[f]
+		for _, table := range tables {
+			if _, err := t.run(ctx, nil, t.name(""), "-w", lockWait, "-t", table, "-S", "PORTAL-CANARY"); err != nil {
+				return fmt.Errorf("the %s table was flushed: %w", table, err)
+			}
+			for _, jump := range jumps[table] {
+				from, to, _ := strings.Cut(jump, " -j ")
+				if err := t.has(ctx, table, from, "-A "+jump); err != nil {
+					return err
+				}
+				if err := t.has(ctx, table, to, "-A "+to+" "); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// has says whether a chain holds a rule that begins so.
+func (t tool) has(ctx context.Context, table, chain, rule string) error {
+	text, err := t.run(ctx, nil, t.name(""), "-w", lockWait, "-t", table, "-S", chain)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(strings.TrimSuffix(line, "\n")+" ", strings.TrimSuffix(rule, " ")+" ") {
+			return nil
+		}
+	}
+	return fmt.Errorf("the %s table's chain %s has lost its rule %q", table, chain, rule)
+}
+
+// liberal says whether the kernel counts TCP packets outside the window as valid.
+func liberal() bool {
+	v, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+	return err == nil && strings.TrimSpace(string(v)) != "0"
+}
+
+// localnetChain, which is empty and which nothing leads to, remembers that route_localnet was off before we came.
+const localnetChain = "PORTAL-LOCALNET"
+
+const localnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
+
+// openLocalnet lets packets to 127.0.0.1 leave the loopback device, which node ports there need.
+func openLocalnet() (changed bool, err error) {
+	now, err := os.ReadFile(localnet)
+	if err != nil {
+		return false, err
+	}
+	if strings.TrimSpace(string(now)) == "1" {
+		return false, nil
+	}
+	return true, setLocalnet("1")
+}
+
+func setLocalnet(v string) error {
+	if err := os.WriteFile(localnet, []byte(v), 0o644); err != nil {
+		return fmt.Errorf("node ports on 127.0.0.1 need net.ipv4.conf.all.route_localnet: %w", err)
+	}
+	return nil
+}

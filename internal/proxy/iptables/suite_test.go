@@ -1,0 +1,17 @@
+package iptables
+
+import (
+	"testing"
+
+	"portal/internal/proxy/backend"
+	"portal/internal/proxy/backend/backendtest"
+)
+
+func TestSuite(t *testing.T) {
+	for _, v := range []Variant{NFT, Legacy} {
+		t.Run(string(v), func(t *testing.T) {
+			backendtest.Run(t, func() backend.Mode { return New(Options{Variant: v}) },
+				backendtest.Options{PassesOtherPorts: true, PassesFromNode: true, Loopback: true})
+		})
+	}
+}

@@ -1,0 +1,203 @@
+package iptables
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"portal/internal/intent"
+)
+
+// Variant is one of the two kernels' mechanisms behind the iptables commands.
+type Variant string
+
+const (
+	NFT    Variant = "nft"
+	Legacy Variant = "legacy"
+)
+
+// lockWait is how many seconds a command waits for others that change the tables.
+const lockWait = "30"
+
+// tool runs the commands of one family and variant.
+type tool struct {
+	family  intent.Family
+	variant Variant // empty: the machine has one, whichever it is
+}
+
+func (t tool) name(what string) string {
+	name := "iptables"
+	if t.family == intent.IPv6 {
+		name = "ip6tables"
+	}
+	if t.variant != "" {
+		name += "-" + string(t.variant)
+	}
+	return name + what
+}
+
+// path finds a command also where PATH lacks the places for administrators.
+func path(name string) (string, error) {
+	p, err := exec.LookPath(name)
+	if err == nil {
+		return p, nil
+	}
+	for _, dir := range []string{"/usr/sbin", "/sbin", "/usr/local/sbin"} {
+		if p, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return p, nil
+		}
+	}
+	return "", err
+}
+
+func (t tool) present() error {
+	for _, what := range []string{"", "-save", "-restore"} {
+		if _, err := path(t.name(what)); err != nil {
+			return fmt.Errorf("the command %s was not found: install the package iptables", t.name(what))
+		}
+	}
+	return nil
+}
+
+func (t tool) run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+	p, err := path(name)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, p, args...)
+	var out, complaint bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &out, &complaint
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, fmt.Errorf("%s: %w: %s", name, err, firstLine(complaint.String()))
+	}
+	return out.Bytes(), nil
+}
+
+// firstLine is the first that is no warning.
+func firstLine(s string) string {
+	for line := range strings.Lines(s) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			return line
+		}
+	}
+	return "no reason given"
+}
+
+// restore changes the tables: each of them at once or not at all.
+func (t tool) restore(ctx context.Context, text []byte) error {
+	if len(text) == 0 {
+		return nil
+	}
+	_, err := t.run(ctx, text, t.name("-restore"), "--noflush", "-w", lockWait)
+	return err
+}
+
+// test says whether the kernel takes some rules, without leaving them there.
+func (t tool) test(ctx context.Context, table string, rules ...string) error {
+	const scratch = "PORTAL-PROBE"
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, scratch)
+	for _, r := range rules {
+		fmt.Fprintf(&b, "-A %s %s\n", scratch, r)
+	}
+	b.WriteString("COMMIT\n")
+	err := t.restore(ctx, []byte(b.String()))
+	undo := fmt.Sprintf("*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, scratch, scratch)
+	return errors.Join(err, t.restore(ctx, []byte(undo)))
+}
+
+// found is what a table holds that concerns us.
+type found struct {
+	chains []string
+	jumps  map[string]bool // by the text of the rule
+	rules  int             // of everybody
+}
+
+// list reads a table.
+func (t tool) list(ctx context.Context, table string) (found, error) {
+	f := found{jumps: map[string]bool{}}
+	text, err := t.run(ctx, nil, t.name("-save"), "-t", table)
+	if err != nil {
+		return f, err
+	}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		line := lines.Bytes()
+		switch {
+		case bytes.HasPrefix(line, []byte(":"+prefix)):
+			name, _, _ := strings.Cut(string(line[1:]), " ")
+			f.chains = append(f.chains, name)
+		case bytes.HasPrefix(line, []byte("-A ")):
+			f.rules++
+			if !bytes.HasPrefix(line, []byte("-A "+prefix)) && bytes.Contains(line, []byte(" -j "+prefix)) {
+				f.jumps[string(line)] = true
+			}
+		}
+	}
+	return f, lines.Err()
+}
+
+// inUse says whether a variant's tables hold any rule, without making the kernel create a table.
+func (t tool) inUse(ctx context.Context) (int, error) {
+	if t.variant == Legacy {
+		names, err := os.ReadFile(map[intent.Family]string{
+			intent.IPv4: "/proc/thread-self/net/ip_tables_names", intent.IPv6: "/proc/thread-self/net/ip6_tables_names",
+		}[t.family])
+		if err != nil || len(bytes.TrimSpace(names)) == 0 {
+			return 0, nil
+		}
+	}
+	text, err := t.run(ctx, nil, t.name("-save"))
+	if err != nil {
+		return 0, err
+	}
+	return bytes.Count(text, []byte("\n-A ")) + bytes.Count(text, []byte("\n:"+prefix)), nil
+}
+
+// pick finds the variant that this machine uses: the one that has rules already, for rules in both are a mess that
+// nobody understands; otherwise the one that the administrator chose for the plain command.
+func pick(ctx context.Context, families []intent.Family) (Variant, error) {
+	var installed []Variant
+	for _, v := range []Variant{NFT, Legacy} {
+		if (tool{families[0], v}).present() == nil {
+			installed = append(installed, v)
+		}
+	}
+	switch len(installed) {
+	case 0:
+		return "", (tool{family: families[0]}).present()
+	case 1:
+		return installed[0], nil
+	}
+	count := map[Variant]int{}
+	for _, v := range installed {
+		for _, f := range families {
+			n, err := (tool{f, v}).inUse(ctx)
+			if err != nil {
+				return "", err
+			}
+			count[v] += n
+		}
+	}
+	switch {
+	case count[Legacy] > count[NFT]:
+		return Legacy, nil
+	case count[NFT] > 0:
+		return NFT, nil
+	}
+	plain := tool{family: families[0]}
+	if version, err := plain.run(ctx, nil, plain.name(""), "--version"); err == nil && bytes.Contains(version, []byte("legacy")) {
+		return Legacy, nil
+	}
+	return NFT, nil
+}

@@ -1,0 +1,356 @@
+package iptables
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"portal/internal/intent"
+)
+
+const (
+	// leafSize is how many spots a chain lists before it is split; below mergeSize a split chain is made one again.
+	leafSize, mergeSize = 12, 5
+	// splitBits is how many bits of an address one chain looks at.
+	splitBits = 3
+	fanout    = 1 << splitBits
+	// maxDepth keeps the way through the chains below the 16 that nf_tables follows, with room for those around the tree.
+	maxDepth = 8
+)
+
+// spot is what a rule of a leaf looks for: an address, or none for a node port, a protocol and a port.
+type spot struct {
+	addr  netip.Addr
+	proto intent.Protocol
+	port  uint16
+}
+
+func (s spot) compare(o spot) int {
+	return cmp.Or(s.addr.Compare(o.addr), cmp.Compare(s.proto, o.proto), cmp.Compare(s.port, o.port))
+}
+
+// tree is a set of chains that leads a packet to the rules of its spot by few comparisons, however many spots there are.
+// A chain either lists its spots or sends packets on to up to eight others by some bits of the address (iptables takes
+// masks with holes, so any bits will do: those are chosen that spread the spots best) or by ranges of the port. Every
+// chain but the root is reached by goto, so that a packet that no spot fits goes on behind the jump into the tree.
+type tree struct {
+	root    *node
+	touched map[*node]bool
+	dropped map[string]bool
+}
+
+type node struct {
+	name   string
+	depth  int
+	parent *node
+	// spots are the rules of a leaf; nil once it was split.
+	spots map[spot][]string
+	test  test
+	kids  [fanout]*node
+	// count is how many spots are below, by protocol, for tests by port must name it.
+	count map[intent.Protocol]int
+}
+
+// test tells which of its children a spot belongs to.
+type test struct {
+	// shift is where the bits are, counted from the address' end.
+	shift int
+	// starts are the first ports of the children, the first of them 0; nil for a test of the address.
+	starts []uint16
+}
+
+func newTree(name string) *tree {
+	t := &tree{touched: map[*node]bool{}, dropped: map[string]bool{}}
+	t.root = t.leaf(name, nil)
+	return t
+}
+
+func (t *tree) leaf(name string, parent *node) *node {
+	n := &node{name: name, parent: parent, spots: map[spot][]string{}, count: map[intent.Protocol]int{}}
+	if parent != nil {
+		n.depth = parent.depth + 1
+	}
+	delete(t.dropped, name)
+	t.touched[n] = true
+	return n
+}
+
+// fill puts many spots into an empty tree, with better splits than one after another would lead to.
+func (t *tree) fill(all map[spot][]string) {
+	t.root.spots = all
+	for s := range all {
+		t.root.count[s.proto]++
+	}
+	t.split(t.root)
+}
+
+func (t *tree) set(s spot, rules []string) {
+	n := t.find(s)
+	if slices.Equal(n.spots[s], rules) {
+		return
+	}
+	t.touched[n] = true
+	_, known := n.spots[s]
+	n.spots[s] = rules
+	if !known {
+		t.tally(n, s.proto, 1)
+		t.split(n)
+	}
+}
+
+func (t *tree) remove(s spot) {
+	n := t.root
+	for n != nil && n.spots == nil {
+		n = n.kids[n.test.child(s)]
+	}
+	if n == nil || n.spots[s] == nil {
+		return
+	}
+	delete(n.spots, s)
+	t.touched[n] = true
+	t.tally(n, s.proto, -1)
+	t.merge(n)
+}
+
+// find returns the leaf in which a spot is or is to be.
+func (t *tree) find(s spot) *node {
+	n := t.root
+	for n.spots == nil {
+		i := n.test.child(s)
+		if n.kids[i] == nil {
+			n.kids[i] = t.leaf(n.name+suffix(n, i), n)
+		}
+		n = n.kids[i]
+	}
+	return n
+}
+
+func suffix(n *node, i int) string {
+	if n.parent == nil {
+		return "-" + strconv.Itoa(i)
+	}
+	return strconv.Itoa(i)
+}
+
+// tally counts a spot that came to or left a leaf. A chain above must be written anew where its rules depend on it.
+func (t *tree) tally(n *node, p intent.Protocol, by int) {
+	for ; n != nil; n = n.parent {
+		before := n.count[p]
+		n.count[p] += by
+		if (before == 0 || n.count[p] == 0) && n.parent != nil {
+			t.touched[n.parent] = true
+		}
+	}
+}
+
+func (n *node) size() int {
+	sum := 0
+	for _, c := range n.count {
+		sum += c
+	}
+	return sum
+}
+
+// merge takes chains back that are no longer worth it.
+func (t *tree) merge(n *node) {
+	if n.size() == 0 && n.parent != nil {
+		n.parent.kids[slices.Index(n.parent.kids[:], n)] = nil
+		t.drop(n)
+	}
+	for up := n.parent; up != nil; up = up.parent {
+		if up.size() > mergeSize {
+			return
+		}
+		spots := map[spot][]string{}
+		up.collect(spots)
+		for i, k := range up.kids {
+			if k != nil {
+				t.drop(k)
+				up.kids[i] = nil
+			}
+		}
+		up.spots = spots
+		t.touched[up] = true
+	}
+}
+
+func (n *node) collect(into map[spot][]string) {
+	maps.Copy(into, n.spots)
+	for _, k := range n.kids {
+		if k != nil {
+			k.collect(into)
+		}
+	}
+}
+
+func (t *tree) drop(n *node) {
+	for _, k := range n.kids {
+		if k != nil {
+			t.drop(k)
+		}
+	}
+	delete(t.touched, n)
+	t.dropped[n.name] = true
+}
+
+// split divides a leaf that has grown too large.
+func (t *tree) split(n *node) {
+	if len(n.spots) <= leafSize || n.depth == maxDepth {
+		return
+	}
+	chosen, ok := choose(n.spots)
+	if !ok {
+		return
+	}
+	spots := n.spots
+	n.spots, n.test = nil, chosen
+	t.touched[n] = true
+	for s, rules := range spots {
+		i := chosen.child(s)
+		if n.kids[i] == nil {
+			n.kids[i] = t.leaf(n.name+suffix(n, i), n)
+		}
+		n.kids[i].spots[s] = rules
+		n.kids[i].count[s.proto]++
+	}
+	for _, k := range n.kids {
+		if k != nil {
+			t.split(k)
+		}
+	}
+}
+
+// sample bounds what choosing a test costs.
+const sample = 256
+
+// choose finds the test that divides spots most evenly.
+func choose(spots map[spot][]string) (test, bool) {
+	members := make([]spot, 0, min(len(spots), sample))
+	for s := range spots {
+		if len(members) == sample {
+			break
+		}
+		members = append(members, s)
+	}
+	var best test
+	least := len(members) * len(members) // the sum of squares is smallest where the spread is even
+	try := func(t test) {
+		var n [fanout]int
+		for _, s := range members {
+			n[t.child(s)]++
+		}
+		sum := 0
+		for _, c := range n {
+			sum += c * c
+		}
+		if sum < least {
+			best, least = t, sum
+		}
+	}
+	if members[0].addr.IsValid() {
+		for shift := 0; shift <= members[0].addr.BitLen()-splitBits; shift++ {
+			try(test{shift: shift})
+		}
+	}
+	if least > len(members)*len(members)/2 {
+		try(byPort(members))
+	}
+	return best, least < len(members)*len(members)
+}
+
+// byPort divides into ranges of as many spots each.
+func byPort(members []spot) test {
+	slices.SortFunc(members, func(a, b spot) int { return cmp.Compare(a.port, b.port) })
+	starts := []uint16{0}
+	for i := 1; i < fanout; i++ {
+		if p := members[i*len(members)/fanout].port; p > starts[len(starts)-1] {
+			starts = append(starts, p)
+		}
+	}
+	return test{starts: starts}
+}
+
+func (t test) child(s spot) int {
+	if t.starts != nil {
+		i, found := slices.BinarySearch(t.starts, s.port)
+		if !found {
+			i--
+		}
+		return i
+	}
+	b := s.addr.AsSlice()
+	at := len(b) - 1 - t.shift/8
+	v := uint(b[at])
+	if at > 0 {
+		v |= uint(b[at-1]) << 8
+	}
+	return int(v>>(t.shift%8)) & (fanout - 1)
+}
+
+// matches are what packets to a child look like: one for each rule that leads there.
+func (n *node) matches(i int, f intent.Family) []string {
+	if n.test.starts == nil {
+		return []string{fmt.Sprintf("-d %s/%s", bits(f, i, n.test.shift), bits(f, fanout-1, n.test.shift))}
+	}
+	last := 65535
+	if i+1 < len(n.test.starts) {
+		last = int(n.test.starts[i+1]) - 1
+	}
+	var out []string
+	for _, p := range []intent.Protocol{intent.TCP, intent.UDP, intent.SCTP} {
+		if n.kids[i].count[p] > 0 {
+			out = append(out, fmt.Sprintf("-p %s --dport %d:%d", protocols[p], n.test.starts[i], last))
+		}
+	}
+	return out
+}
+
+// bits is the address in which only v is set, shift bits from the end.
+func bits(f intent.Family, v, shift int) netip.Addr {
+	b := make([]byte, 4)
+	if f == intent.IPv6 {
+		b = make([]byte, 16)
+	}
+	at := len(b) - 1 - shift/8
+	v <<= shift % 8
+	b[at] = byte(v)
+	if at > 0 {
+		b[at-1] = byte(v >> 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// changes hands out the chains that changed since the last call, and the names of those that are gone.
+func (t *tree) changes(f intent.Family, write func(chain string, rules []string), gone func(chain string)) {
+	for n := range t.touched {
+		write(n.name, n.rules(f))
+	}
+	for name := range t.dropped {
+		gone(name)
+	}
+	clear(t.touched)
+	clear(t.dropped)
+}
+
+func (n *node) rules(f intent.Family) []string {
+	var out []string
+	if n.spots != nil {
+		for _, s := range slices.SortedFunc(maps.Keys(n.spots), spot.compare) {
+			out = append(out, n.spots[s]...)
+		}
+		return out
+	}
+	for i, k := range n.kids {
+		if k == nil {
+			continue
+		}
+		for _, m := range n.matches(i, f) {
+			out = append(out, m+" -g "+k.name)
+		}
+	}
+	return out
+}

@@ -1,0 +1,150 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
+)
+
+// raise makes a server, and what is wanted of its endpoints. An endpoint that was leaving is welcome again.
+func (b *balancer) raise(at key, t *target) error {
+	have, err := b.raiseServer(at, b.server(t))
+	if err != nil {
+		return err
+	}
+	for _, e := range t.pool.Endpoints {
+		d := have.dests[e.Addr]
+		var err error
+		switch {
+		case d == nil:
+			err = b.kernel.director.addDest(at, e.Addr, 1)
+		case d.weight != 1:
+			err = b.kernel.director.setDest(at, e.Addr, 1)
+		default:
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("add the endpoint %v: %w", e.Addr, err)
+		}
+		have.dests[e.Addr] = &dest{weight: 1}
+	}
+	return nil
+}
+
+// raiseServer makes a server, or finds it, and makes it as wanted but for its endpoints.
+func (b *balancer) raiseServer(at key, want *server) (*server, error) {
+	have := b.have[at]
+	if have == nil {
+		err := b.kernel.director.addServer(at, want)
+		if err == nil {
+			b.have[at] = want
+			return want, nil
+		}
+		if !errors.Is(err, unix.EEXIST) {
+			return nil, fmt.Errorf("add it: %w", err)
+		}
+		// Somebody has made one on an address that is a Service's now.
+		have = &server{}
+		if have.dests, err = b.kernel.director.dests(at); err != nil {
+			return nil, fmt.Errorf("list its endpoints: %w", err)
+		}
+	}
+	if !have.same(want) {
+		if err := b.kernel.director.setServer(at, want); err != nil {
+			return nil, fmt.Errorf("change it: %w", err)
+		}
+	}
+	want.dests = have.dests
+	b.have[at] = want
+	return want, nil
+}
+
+// lower takes away what is not wanted of a server: at once if gone is set, since then its address is no longer here;
+// otherwise when its last connection has ended. UDP has no connections; its flows are moved at once.
+func (b *balancer) lower(at key, gone bool) error {
+	have, t := b.have[at], b.book.targets[at]
+	if have == nil {
+		return nil
+	}
+	if t == nil && (gone || !drains(at)) {
+		return b.end(at)
+	}
+	unwanted := false
+	for to, d := range have.dests {
+		if t.wants(to) {
+			continue
+		}
+		unwanted = true
+		if d.weight == 0 {
+			continue
+		}
+		// First no more new ones, then count: none can come in between.
+		if err := b.kernel.director.setDest(at, to, 0); err != nil {
+			return fmt.Errorf("drain %v of %v: %w", to, at, err)
+		}
+		d.weight = 0
+	}
+	if unwanted || t == nil {
+		return b.reap(at, t)
+	}
+	delete(b.draining, at)
+	return nil
+}
+
+// reap removes the endpoints of a server that drain and have no more connections, and the server with the last of them
+// if it is not wanted.
+func (b *balancer) reap(at key, t *target) error {
+	have := b.have[at]
+	now, err := b.kernel.director.dests(at)
+	if err != nil {
+		return fmt.Errorf("count the connections of %v: %w", at, err)
+	}
+	left := 0
+	for to, d := range have.dests {
+		if d.weight > 0 || t.wants(to) {
+			continue
+		}
+		if n := now[to]; n != nil && n.connections > 0 && drains(at) {
+			left++
+			continue
+		}
+		if err := b.kernel.director.delDest(at, to); err != nil {
+			return fmt.Errorf("remove %v from %v: %w", to, at, err)
+		}
+		delete(have.dests, to)
+	}
+	switch {
+	case left > 0:
+		b.draining[at] = true
+	case t == nil:
+		return b.end(at)
+	default:
+		delete(b.draining, at)
+	}
+	return nil
+}
+
+// drains says whether a server's connections are waited for.
+func drains(at key) bool { return at.protocol == intent.TCP }
+
+// end removes a server, with all of its endpoints.
+func (b *balancer) end(at key) error {
+	if err := b.kernel.director.delServer(at); err != nil {
+		return fmt.Errorf("remove the virtual server %v: %w", at, err)
+	}
+	delete(b.have, at)
+	delete(b.draining, at)
+	return nil
+}
+
+// sweep looks after what drains.
+func (b *balancer) sweep() error {
+	var errs []error
+	for at := range b.draining {
+		errs = append(errs, b.reap(at, b.book.targets[at]))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,286 @@
+package ipvs
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+// Chains of our table besides those of origins, which are called like their routes map.
+const (
+	classifyChain   = "classify"
+	masqueradeChain = "masquerade"
+	refuseChain     = "refuse"
+)
+
+const reg0 = unix.NFT_REG32_00
+
+// ruler writes the rules of one family.
+type ruler struct {
+	family intent.Family
+	width  uint32
+	facts  *plan.Facts
+	bit    uint32
+}
+
+func newRuler(f intent.Family, facts *plan.Facts, bit uint32) *ruler {
+	r := &ruler{family: f, width: 4, facts: facts, bit: bit}
+	if f == intent.IPv6 {
+		r.width = 16
+	}
+	return r
+}
+
+type rule []expr.Any
+
+// chains are all of the table, in an order in which none is named before it is there.
+func (r *ruler) chains() []chain {
+	out := []chain{
+		{name: refuseChain, rules: r.refusing()},
+		{name: masqueradeChain, rules: []rule{r.setMasquerade()}},
+	}
+	for o := range plan.Origins {
+		out = append(out, chain{name: routesMap[o], rules: r.from(o)})
+	}
+	toClassify := []rule{{&expr.Verdict{Kind: expr.VerdictJump, Chain: classifyChain}}}
+	return append(out,
+		chain{name: classifyChain, rules: r.classify()},
+		// IPVS looks at what comes in after all filters.
+		chain{name: "input", hook: nftables.ChainHookInput, priority: *nftables.ChainPriorityFilter, rules: toClassify},
+		// IPVS looks at what goes out right after the destination's translation, which is at -100.
+		chain{name: "output", hook: nftables.ChainHookOutput, priority: *nftables.ChainPriorityMangle, rules: toClassify},
+		chain{name: "unmark", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityMangle, rules: []rule{r.unmark()}},
+		chain{name: "postrouting", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityNATSource, nat: true, rules: r.rewriting()},
+	)
+}
+
+type chain struct {
+	name     string
+	hook     *nftables.ChainHook
+	priority nftables.ChainPriority
+	nat      bool
+	rules    []rule
+}
+
+// classify finds the origin of what may be the first packet of a flow. A connection once made is IPVS' alone, whatever
+// the plan says by now. UDP is always looked at: IPVS may have to choose an endpoint anew in the midst of a flow.
+func (r *ruler) classify() []rule {
+	established := number(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED)
+	done := &expr.Verdict{Kind: expr.VerdictReturn}
+	out := []rule{
+		{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg0}, equals(reg0, []byte{1}), done},
+		{
+			protocol(reg0), differs(reg0, []byte{unix.IPPROTO_UDP}),
+			&expr.Ct{Key: expr.CtKeySTATE, Register: reg0},
+			&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: established, Xor: number(0)},
+			differs(reg0, number(0)), done,
+		},
+		{protocol(reg0), equals(reg0, []byte{r.icmp()}), done},
+		append(r.frontend(false), isIn(rangedSet, reg0), r.source(r.afterFrontend()),
+			&expr.Lookup{SetName: sourcesSet, SourceRegister: reg0, Invert: true}, &expr.Verdict{Kind: expr.VerdictDrop}),
+	}
+	for _, match := range r.pods() {
+		out = append(out, append(match, goTo(routesMap[plan.FromPod])))
+	}
+	return append(out,
+		append(isLocal(true), goTo(routesMap[plan.FromNode])),
+		rule{goTo(routesMap[plan.FromOutside])},
+	)
+}
+
+// from are the rules for an origin: to a Service's address, which else leads nowhere (though it is on a device of this
+// node, and whatever listens on all addresses listens there too); or to a node port.
+func (r *ruler) from(o plan.Origin) []rule {
+	out := []rule{
+		append(r.frontend(false), r.lookup(marksMap[o], reg0), setMark()),
+		append(r.frontend(false), r.lookup(routesMap[o], unix.NFT_REG_VERDICT)),
+		{r.destination(reg0), isIn(vipsSet, reg0), goTo(refuseChain)},
+	}
+	onNode := r.nodePortAddress()
+	if len(onNode) == 0 {
+		return out
+	}
+	for _, match := range onNode {
+		out = append(out,
+			append(append(match[:len(match):len(match)], r.frontend(true)...), r.lookup(marksMap[o], reg0), setMark()),
+			append(append(match[:len(match):len(match)], r.frontend(true)...), r.lookup(routesMap[o], unix.NFT_REG_VERDICT)),
+		)
+	}
+	return out
+}
+
+// nodePortAddress matches addresses on which node ports are served; one list for each way.
+func (r *ruler) nodePortAddress() (out []rule) {
+	n := &r.facts.NodePorts
+	if n.All {
+		loopback := netip.MustParsePrefix("127.0.0.0/8")
+		if r.family == intent.IPv6 {
+			loopback = netip.MustParsePrefix("::1/128")
+		}
+		outside := append(rule{r.destination(reg0)}, r.within(loopback)...)
+		outside[len(outside)-1].(*expr.Cmp).Op = expr.CmpOpNeq
+		return []rule{append(outside, isLocal(false)...)}
+	}
+	for _, a := range n.Addrs {
+		if intent.FamilyOf(a) == r.family && !a.IsLoopback() {
+			out = append(out, rule{r.destination(reg0), equals(reg0, a.AsSlice())})
+		}
+	}
+	return out
+}
+
+// refusing answers that nobody is there. A reset reaches a process on this node even while it is in connect, when an
+// ICMP message would be lost.
+func (r *ruler) refusing() []rule {
+	unreachable := uint8(3)
+	if r.family == intent.IPv6 {
+		unreachable = 4
+	}
+	return []rule{
+		{protocol(reg0), equals(reg0, []byte{unix.IPPROTO_TCP}), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}},
+		{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: unreachable}},
+	}
+}
+
+// setMasquerade notes at the connection that its source is to be rewritten. The packet's mark could not say it too: IPVS
+// compares the whole of that.
+func (r *ruler) setMasquerade() rule {
+	return rule{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: reg0},
+		&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(^r.bit), Xor: number(r.bit)},
+		&expr.Ct{Key: expr.CtKeyMARK, Register: reg0, SourceRegister: true},
+		&expr.Verdict{Kind: expr.VerdictAccept},
+	}
+}
+
+// unmark takes our mark away when it has served.
+func (r *ruler) unmark() rule {
+	return rule{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg0},
+		&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(markMask), Xor: number(0)},
+		equals(reg0, number(markBase)),
+		&expr.Immediate{Register: reg0, Data: number(0)},
+		setMark(),
+	}
+}
+
+// rewriting are the rules of postrouting: what was noted; an endpoint that reached itself; and what comes from a
+// Service's address, which the kernel takes for the node's own connections to it.
+func (r *ruler) rewriting() []rule {
+	masquerade := &expr.Masq{FullyRandom: true}
+	return []rule{
+		{
+			&expr.Ct{Key: expr.CtKeyMARK, Register: reg0},
+			&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(r.bit), Xor: number(0)},
+			equals(reg0, number(r.bit)), masquerade,
+		},
+		{r.source(reg0), r.destination(reg0 + r.width/4), isIn(hairpinSet, reg0), masquerade},
+		{r.source(reg0), isIn(vipsSet, reg0), masquerade},
+	}
+}
+
+// pods matches Pods' packets; one list for each way.
+func (r *ruler) pods() (out []rule) {
+	d := &r.facts.Pods
+	for _, p := range d.Prefixes {
+		if intent.FamilyOf(p.Addr()) == r.family {
+			out = append(out, append(rule{r.source(reg0)}, r.within(p)...))
+		}
+	}
+	if d.Interface != "" {
+		name := make([]byte, unix.IFNAMSIZ)
+		copy(name, d.Interface)
+		out = append(out, inBy(name))
+	}
+	if d.InterfacePrefix != "" {
+		out = append(out, inBy([]byte(d.InterfacePrefix)))
+	}
+	return out
+}
+
+// frontend loads the key of a frontend: of the packet's own address, or of node ports.
+func (r *ruler) frontend(nodePort bool) rule {
+	address := r.destination(reg0)
+	if nodePort {
+		address = &expr.Immediate{Register: reg0, Data: make([]byte, r.width)}
+	}
+	return rule{
+		address,
+		protocol(reg0 + r.width/4),
+		&expr.Payload{DestRegister: reg0 + r.width/4 + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+	}
+}
+
+func (r *ruler) afterFrontend() uint32 { return reg0 + r.width/4 + 2 }
+
+func (r *ruler) source(reg uint32) expr.Any      { return r.address(reg, 12, 8) }
+func (r *ruler) destination(reg uint32) expr.Any { return r.address(reg, 16, 24) }
+
+func (r *ruler) address(reg, in4, in6 uint32) expr.Any {
+	offset := in4
+	if r.family == intent.IPv6 {
+		offset = in6
+	}
+	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: r.width}
+}
+
+// within matches an address in the first register.
+func (r *ruler) within(p netip.Prefix) rule {
+	mask := make([]byte, r.width)
+	for i := range p.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return rule{
+		&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: r.width, Mask: mask, Xor: make([]byte, r.width)},
+		equals(reg0, p.Masked().Addr().AsSlice()),
+	}
+}
+
+func (r *ruler) icmp() byte {
+	if r.family == intent.IPv6 {
+		return unix.IPPROTO_ICMPV6
+	}
+	return unix.IPPROTO_ICMP
+}
+
+func (r *ruler) lookup(set string, to uint32) expr.Any {
+	return &expr.Lookup{SetName: set, SourceRegister: reg0, DestRegister: to, IsDestRegSet: true}
+}
+
+func isIn(set string, reg uint32) expr.Any { return &expr.Lookup{SetName: set, SourceRegister: reg} }
+
+func protocol(reg uint32) expr.Any { return &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg} }
+
+func setMark() expr.Any {
+	return &expr.Meta{Key: expr.MetaKeyMARK, Register: reg0, SourceRegister: true}
+}
+
+func inBy(name []byte) rule {
+	return rule{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg0}, equals(reg0, name)}
+}
+
+func isLocal(source bool) rule {
+	return rule{
+		&expr.Fib{Register: reg0, FlagSADDR: source, FlagDADDR: !source, ResultADDRTYPE: true},
+		equals(reg0, number(unix.RTN_LOCAL)),
+	}
+}
+
+func goTo(chain string) expr.Any { return &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain} }
+
+func equals(reg uint32, data []byte) *expr.Cmp {
+	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: data}
+}
+
+func differs(reg uint32, data []byte) *expr.Cmp {
+	return &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: data}
+}
+
+// number is a number as the kernel computes with it.
+func number(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }

@@ -1,0 +1,21 @@
+package ipvs
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"portal/internal/proxy/backend"
+	"portal/internal/proxy/backend/backendtest"
+)
+
+// TestSuite is run by package test/vm in a machine that has IPVS, where most test machines have none.
+func TestSuite(t *testing.T) {
+	o := backendtest.Options{ServiceSource: true, NotRandom: true}
+	if os.Getenv("PORTAL_VM") != "" {
+		o.Patience = 24 * time.Second
+	} else if err := hasIPVS(); err != nil {
+		t.Skipf("%v; test/vm runs this in a kernel that has it", err)
+	}
+	backendtest.Run(t, func() backend.Mode { return New(Options{}) }, o)
+}

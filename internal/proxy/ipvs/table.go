@@ -1,0 +1,303 @@
+package ipvs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+// rules is our nftables table.
+type rules interface {
+	probe() error
+	// read returns the marks that frontends have and the addresses noted as ours; none where there is no table.
+	read() (map[plan.FrontendKey][plan.Origins]uint32, map[netip.Addr]bool, error)
+	// replace makes the table anew in one step, for the families given; in others there is none afterwards.
+	replace(f *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error
+	// change removes and adds elements in one step.
+	change(del, add map[intent.Family]map[element]bool) error
+	// check compares the table with what it was told.
+	check() error
+	remove() error
+	close()
+}
+
+const tableName = "portal-ipvs"
+
+// sendBuffer must hold a whole transaction.
+const sendBuffer = 64 << 20
+
+// inMessage is how many elements go into one message, whose length is limited to 64 KiB.
+const inMessage = 300
+
+// table is our table in the kernel.
+type table struct {
+	*nftables.Conn
+	// has is how many rules a chain and how many elements a set should have.
+	has map[intent.Family]*contents
+}
+
+type contents struct{ rules, elements map[string]int }
+
+func openTable() (*table, error) {
+	c, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		return errors.Join(c.SetWriteBuffer(sendBuffer), c.SetReadBuffer(sendBuffer))
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("open a connection to nftables: %w", err)
+	}
+	return &table{Conn: c, has: map[intent.Family]*contents{}}, nil
+}
+
+func (t *table) close() { _ = t.CloseLasting() }
+
+func (t *table) probe() error {
+	_, err := t.ListTablesOfFamily(nftables.TableFamilyIPv4)
+	return err
+}
+
+var families = []intent.Family{intent.IPv4, intent.IPv6}
+
+func in(f intent.Family) *nftables.Table {
+	out := &nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv4}
+	if f == intent.IPv6 {
+		out.Family = nftables.TableFamilyIPv6
+	}
+	return out
+}
+
+// exists says whether there is a table of ours in a family. A kernel that does not know the family has none.
+func (t *table) exists(f intent.Family) (bool, error) {
+	list, err := t.ListTablesOfFamily(in(f).Family)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("list tables: %w", err)
+	}
+	return slices.ContainsFunc(list, func(x *nftables.Table) bool { return x.Name == tableName }), nil
+}
+
+// setsOf are the sets and maps of a family.
+func setsOf(f intent.Family) map[string]*nftables.Set {
+	addr := nftables.TypeIPAddr
+	if f == intent.IPv6 {
+		addr = nftables.TypeIP6Addr
+	}
+	frontend := []nftables.SetDatatype{addr, nftables.TypeInetProto, nftables.TypeInetService}
+	key := nftables.MustConcatSetType(frontend...)
+	out := map[string]*nftables.Set{
+		vipsSet:    {KeyType: addr},
+		hairpinSet: {KeyType: nftables.MustConcatSetType(addr, addr)},
+		rangedSet:  {KeyType: key},
+		sourcesSet: {KeyType: nftables.MustConcatSetType(append(frontend, addr)...), Interval: true, Concatenation: true},
+	}
+	for o := range plan.Origins {
+		out[routesMap[o]] = &nftables.Set{KeyType: key, IsMap: true, DataType: nftables.TypeVerdict}
+		out[marksMap[o]] = &nftables.Set{KeyType: key, IsMap: true, DataType: nftables.TypeMark}
+	}
+	for name, s := range out {
+		s.Name, s.Table = name, in(f)
+	}
+	return out
+}
+
+func (t *table) read() (map[plan.FrontendKey][plan.Origins]uint32, map[netip.Addr]bool, error) {
+	marks, addrs := map[plan.FrontendKey][plan.Origins]uint32{}, map[netip.Addr]bool{}
+	for _, f := range families {
+		there, err := t.exists(f)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !there {
+			continue
+		}
+		sets := setsOf(f)
+		// What can't be read is not as we make it, and will be replaced.
+		for o := range plan.Origins {
+			list, _ := t.GetSetElements(sets[marksMap[o]])
+			for _, e := range list {
+				if k, ok := decodeFrontend(e.Key, f); ok && len(e.Val) == 4 {
+					m := marks[k]
+					m[o] = binary.NativeEndian.Uint32(e.Val)
+					marks[k] = m
+				}
+			}
+		}
+		list, _ := t.GetSetElements(sets[vipsSet])
+		for _, e := range list {
+			if a, ok := netip.AddrFromSlice(e.Key); ok {
+				addrs[a] = true
+			}
+		}
+	}
+	return marks, addrs, nil
+}
+
+func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error {
+	has := map[intent.Family]*contents{}
+	for _, f := range families {
+		there, err := t.exists(f)
+		if err != nil {
+			return err
+		}
+		if there {
+			t.DelTable(in(f))
+		}
+		if all[f] == nil {
+			continue
+		}
+		has[f] = &contents{map[string]int{}, map[string]int{}}
+		if err := t.build(newRuler(f, facts, bit), has[f]); err != nil {
+			return err
+		}
+		if err := t.elements(f, all[f], t.SetAddElements); err != nil {
+			return err
+		}
+		has[f].count(all[f], 1)
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("make the table %s: %w", tableName, err)
+	}
+	t.has = has
+	return nil
+}
+
+func (c *contents) count(list map[element]bool, by int) {
+	for e := range list {
+		c.elements[e.set] += by
+	}
+}
+
+// build makes the sets and chains of a family.
+func (t *table) build(r *ruler, has *contents) error {
+	to := t.AddTable(in(r.family))
+	for name, s := range setsOf(r.family) {
+		if err := t.AddSet(s, nil); err != nil {
+			return fmt.Errorf("make the set %s: %w", name, err)
+		}
+		has.elements[name] = 0
+	}
+	for _, c := range r.chains() {
+		made := &nftables.Chain{Name: c.name, Table: to}
+		if c.hook != nil {
+			made.Type, made.Hooknum, made.Priority = nftables.ChainTypeFilter, c.hook, &c.priority
+			if c.nat {
+				made.Type = nftables.ChainTypeNAT
+			}
+		}
+		t.AddChain(made)
+		for _, exprs := range c.rules {
+			t.AddRule(&nftables.Rule{Table: to, Chain: made, Exprs: exprs})
+		}
+		has.rules[c.name] = len(c.rules)
+	}
+	return nil
+}
+
+// elements hands elements over in messages that the kernel takes.
+func (t *table) elements(f intent.Family, list map[element]bool, hand func(*nftables.Set, []nftables.SetElement) error) error {
+	bySet := map[string][]nftables.SetElement{}
+	for e := range list {
+		bySet[e.set] = append(bySet[e.set], e.encode())
+	}
+	sets := setsOf(f)
+	for name, elems := range bySet {
+		for part := range slices.Chunk(elems, inMessage) {
+			if err := hand(sets[name], part); err != nil {
+				return fmt.Errorf("change the set %s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (e element) encode() nftables.SetElement {
+	out := nftables.SetElement{Key: []byte(e.key)}
+	if e.end != "" {
+		out.KeyEnd = []byte(e.end)
+	}
+	if e.mark != 0 {
+		out.Val = number(e.mark)
+	}
+	switch e.verdict {
+	case forward:
+		out.VerdictData = &expr.Verdict{Kind: expr.VerdictAccept}
+	case drop:
+		out.VerdictData = &expr.Verdict{Kind: expr.VerdictDrop}
+	case masquerade:
+		out.VerdictData = &expr.Verdict{Kind: expr.VerdictGoto, Chain: masqueradeChain}
+	case refuse:
+		out.VerdictData = &expr.Verdict{Kind: expr.VerdictGoto, Chain: refuseChain}
+	}
+	return out
+}
+
+func (t *table) change(del, add map[intent.Family]map[element]bool) error {
+	// What has one key in a map goes before its successor comes.
+	for f, list := range del {
+		if err := t.elements(f, list, t.SetDeleteElements); err != nil {
+			return err
+		}
+	}
+	for f, list := range add {
+		if err := t.elements(f, list, t.SetAddElements); err != nil {
+			return err
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return fmt.Errorf("change the table %s: %w", tableName, err)
+	}
+	for f := range t.has {
+		t.has[f].count(del[f], -1)
+		t.has[f].count(add[f], 1)
+	}
+	return nil
+}
+
+func (t *table) check() error {
+	for f, want := range t.has {
+		for name, n := range want.rules {
+			list, err := t.GetRules(in(f), &nftables.Chain{Name: name, Table: in(f)})
+			if err != nil || len(list) != n {
+				return fmt.Errorf("the chain %s of the table %s has %d rules instead of %d: %w", name, tableName, len(list), n, errors.Join(err, errDrift))
+			}
+		}
+		sets := setsOf(f)
+		for name, n := range want.elements {
+			list, err := t.GetSetElements(sets[name])
+			if err != nil || len(list) != n {
+				return fmt.Errorf("the set %s of the table %s has %d elements instead of %d: %w", name, tableName, len(list), n, errors.Join(err, errDrift))
+			}
+		}
+	}
+	return nil
+}
+
+var errDrift = errors.New("somebody changed it")
+
+func (t *table) remove() error {
+	for _, f := range families {
+		there, err := t.exists(f)
+		if err != nil {
+			return err
+		}
+		if there {
+			t.DelTable(in(f))
+		}
+	}
+	if err := t.Flush(); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the table %s: %w", tableName, err)
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+package ipvs
+
+import (
+	"maps"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+// inNamespace runs a test in a network namespace of its own. The thread is never given back, so it ends with the test
+// and takes the namespace with it.
+func inNamespace(t *testing.T, f func()) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			defer close(done) // also when f ends the test
+			f()
+			return
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// everything are elements of every sort, from Services of both families.
+func everything() map[intent.Family]map[element]bool {
+	all := map[intent.Family]map[element]bool{intent.IPv4: {}, intent.IPv6: {}}
+	s := plan.NewSnapshot(facts())
+	full := func(at string) func(*intent.Service) {
+		return func(s *intent.Service) {
+			s.Type, s.Ports[0].NodePort, s.ExternalLocal, s.Affinity = intent.LoadBalancer, 30080, true, time.Hour
+			s.Ingress = []intent.Ingress{{Addr: addr(at)}}
+			s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.31.0.0/24"), netip.MustParsePrefix("fd00::/16")}
+		}
+	}
+	for _, e := range []*intent.Entry{
+		service("a", "10.96.0.1", full("203.0.113.1"), "10.244.1.1", "10.244.2.1"),
+		service("b", "fd00:96::1", full("fd00:203::1"), "fd00:244:1::1", "fd00:244:2::1"),
+		service("c", "10.96.0.2", nil),
+	} {
+		s.Set(e.Service.Key, plan.For(e, s.Facts))
+	}
+	b := newBook()
+	for _, f := range s.Frontends {
+		for _, e := range b.put(f, true, [plan.Origins]uint32{}, func(key) bool { return false }).elements() {
+			all[f.Family][e] = true
+		}
+	}
+	for a := range b.endpoints {
+		all[intent.FamilyOf(a)][hairpinElement(a)] = true
+	}
+	for a := range b.uses {
+		all[intent.FamilyOf(a)][vipElement(a)] = true
+	}
+	return all
+}
+
+// TestTable tells a real kernel all that the table may hold, changes it and reads it back.
+func TestTable(t *testing.T) {
+	inNamespace(t, func() {
+		table, err := openTable()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer table.close()
+		all := everything()
+		for _, f := range []*plan.Facts{facts(), {
+			Pods:      plan.Detector{Interface: "cbr0", InterfacePrefix: "veth"},
+			NodePorts: plan.NodePorts{Addrs: []netip.Addr{addr("172.31.0.11"), addr("fd00:31::11")}},
+		}} {
+			if err := table.replace(f, defaultMark, all); err != nil {
+				t.Error(err)
+				return
+			}
+			if err := table.check(); err != nil {
+				t.Error(err)
+			}
+		}
+		marks, noted, err := table.read()
+		if err != nil || len(marks) != 6 || len(noted) != 5 {
+			t.Errorf("read back %v and %v, %v", marks, noted, err)
+		}
+		// All of it goes, and comes again.
+		if err := table.change(all, nil); err != nil {
+			t.Error(err)
+		}
+		if err := table.change(nil, all); err != nil {
+			t.Error(err)
+		}
+		if again, _, _ := table.read(); !maps.Equal(again, marks) {
+			t.Errorf("read back %v, want %v", again, marks)
+		}
+		other, err := openTable()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer other.close()
+		if err := other.change(map[intent.Family]map[element]bool{intent.IPv4: {vipElement(addr("10.96.0.1")): true}}, nil); err != nil {
+			t.Error(err)
+		}
+		if table.check() == nil {
+			t.Error("an element that somebody took away is not missed")
+		}
+		if err := table.remove(); err != nil {
+			t.Error(err)
+		}
+		if there, err := table.exists(intent.IPv4); there || err != nil {
+			t.Errorf("after removal: %v, %v", there, err)
+		}
+		if err := table.remove(); err != nil {
+			t.Errorf("where there is nothing: %v", err)
+		}
+	})
+}
+
+// TestCleanup removes what is ours and nothing else.
+func TestCleanup(t *testing.T) {
+	r := newRun()
+	r.fake.table[foreign] = &server{scheduler: "wlc", dests: map[netip.AddrPort]*dest{}}
+	applied(t, r, service("a", "10.96.0.1", func(s *intent.Service) { s.Affinity = time.Hour }, "10.244.1.1"), service("b", "10.96.0.2", nil, "10.244.1.1"))
+	for range 2 {
+		if err := r.fake.kernel().cleanup(); err != nil {
+			t.Fatal(err)
+		}
+		if len(r.fake.table) != 1 || r.fake.hasDevice || len(r.fake.nft) != 0 {
+			t.Fatalf("left: %v, device %v, rules %v", r.fake.table, r.fake.hasDevice, r.fake.nft)
+		}
+	}
+}

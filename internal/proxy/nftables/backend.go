@@ -1,0 +1,335 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+
+	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+	"portal/internal/proxy/backend"
+)
+
+// tables is the mode at work: what it has told the kernel.
+type tables struct {
+	socket *socket
+	mark   uint32
+	// transact is the socket's, but for tests that let the kernel refuse.
+	transact func(msg []byte) error
+
+	byFamily map[intent.Family]*table
+	facts    *plan.Facts
+	// absent are frontends that the kernel refused: they count as acknowledged, but aren't there.
+	absent map[plan.FrontendKey]bool
+
+	seen seen
+}
+
+func newTables(s *socket, mark uint32) *tables {
+	return &tables{socket: s, mark: mark, transact: s.transact}
+}
+
+// Close leaves all in the kernel.
+func (t *tables) Close() error { return t.socket.close() }
+
+// Apply changes what the delta says; where that doesn't work out, somebody else has changed our tables, and they are
+// written anew.
+func (t *tables) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	t.seen.generation = 0
+	if delta.Full || t.byFamily == nil || delta.Facts && !sameRules(t.facts, next.Facts) {
+		return t.replace(next)
+	}
+	err := t.update(delta)
+	if errors.Is(err, errDrift) {
+		return t.replace(next)
+	}
+	return err
+}
+
+// sameRules says whether the rules are the same for both facts.
+func sameRules(a, b *plan.Facts) bool {
+	return reflect.DeepEqual(a.Families, b.Families) && reflect.DeepEqual(a.Pods, b.Pods) && reflect.DeepEqual(a.NodePorts, b.NodePorts)
+}
+
+// blame collects who is refused.
+type blame struct {
+	frontends map[plan.FrontendKey]error
+	units     [][]plan.FrontendKey // by owner, less one
+}
+
+// of returns the owner of a unit: what is refused together.
+func (l *blame) unit(keys ...plan.FrontendKey) int {
+	l.units = append(l.units, keys)
+	return len(l.units)
+}
+
+// note reads a refusal, and says whether somebody can be blamed so that the rest can be tried without them.
+func (l *blame) note(b *batch, err error) bool {
+	var bad refusal
+	if !errors.As(err, &bad) {
+		return false
+	}
+	found := false
+	for seq, errno := range bad {
+		// Memory is everybody's.
+		if errno == unix.ENOMEM || errno == unix.ENOBUFS || errno == unix.EPERM {
+			return false
+		}
+		if owner := b.owners[seq]; owner != 0 {
+			for _, k := range l.units[owner-1] {
+				l.frontends[k] = fmt.Errorf("the kernel says: %w", errno)
+			}
+			found = true
+		}
+	}
+	return found
+}
+
+func (l *blame) err() error {
+	if len(l.frontends) == 0 {
+		return nil
+	}
+	return &backend.Refused{Frontends: l.frontends}
+}
+
+// attempts bounds how often a transaction is tried without those who were refused: the kernel names them all at once,
+// but for those in one message.
+const attempts = 4
+
+// replace writes everything anew, in one transaction: there is no moment without a rule. Only affinity stays.
+func (t *tables) replace(next *plan.Snapshot) error {
+	l := &blame{frontends: map[plan.FrontendKey]error{}}
+	for k, f := range next.Frontends {
+		if err := encodable(f); err != nil {
+			l.frontends[k] = err
+		}
+	}
+	var err error
+	for n := range attempts {
+		var b *batch
+		var fresh map[intent.Family]*table
+		if fresh, b, err = t.build(next, l, n > 0); err != nil {
+			return err
+		}
+		if err = t.commit(b); err == nil {
+			return t.adopt(next.Facts, fresh, l)
+		}
+		if n > 0 && !l.note(b, err) {
+			break
+		}
+	}
+	return fmt.Errorf("writing the table %s: %w", tableName, err)
+}
+
+func (t *tables) commit(b *batch) error {
+	msg, err := b.bytes()
+	if msg == nil || err != nil {
+		return err
+	}
+	return t.transact(msg)
+}
+
+func (t *tables) adopt(f *plan.Facts, fresh map[intent.Family]*table, l *blame) error {
+	for _, one := range fresh {
+		one.end()
+	}
+	t.byFamily, t.facts, t.absent = fresh, f, map[plan.FrontendKey]bool{}
+	for k := range l.frontends {
+		t.absent[k] = true
+	}
+	if err := t.remember(); err != nil {
+		return err
+	}
+	return l.err()
+}
+
+// build puts a whole snapshot into a transaction. blaming: each Service's port gets messages of its own, so that the
+// kernel's refusal says whom it is about.
+func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.Family]*table, *batch, error) {
+	b := newBatch()
+	fresh := map[intent.Family]*table{}
+	for _, family := range families {
+		if err := t.rebase(b, fresh, next.Facts, family); err != nil {
+			return nil, nil, err
+		}
+	}
+	owners := map[plan.PortID]int{}
+	for k, f := range next.Frontends {
+		one := fresh[k.Family]
+		if one == nil || l.frontends[k] != nil {
+			continue
+		}
+		owner := 0
+		if blaming {
+			if owner = owners[f.ID]; owner == 0 {
+				owner = l.unit()
+				owners[f.ID] = owner
+			}
+			l.units[owner-1] = append(l.units[owner-1], k)
+			b.forOwner(owner)
+		}
+		one.change(b, nil, f, owner)
+	}
+	if blaming {
+		b.forOwner(0)
+	}
+	for a := range next.ClusterIPs {
+		if one := fresh[intent.FamilyOf(a)]; one != nil {
+			one.clusterIP(b, a, true)
+		}
+	}
+	for _, one := range fresh {
+		one.settle(b)
+	}
+	return fresh, b, nil
+}
+
+// rebase removes what an earlier transaction or process left in a family, and lays the foundation again.
+func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, f *plan.Facts, family intent.Family) error {
+	l := layoutOf(family, tableName)
+	left, err := t.socket.inventory(l)
+	if err != nil {
+		return fmt.Errorf("looking for what is in the table %s: %w", tableName, err)
+	}
+	wanted := false
+	for _, w := range f.Families {
+		wanted = wanted || w == family
+	}
+	if !wanted {
+		if left != nil {
+			b.delTable(cleared, l.family, l.table)
+		}
+		return nil
+	}
+	one := newTable(newRuler(l, f, family, t.mark))
+	fresh[family] = one
+	b.addTable(l.family, l.table)
+	if left != nil {
+		b.delRules(l.family, l.table)
+		for name, like := range left.sets {
+			if name == l.affinity.name && like == kindOf(l.affinity) {
+				one.sticky = true
+				continue
+			}
+			b.delSet(l.family, l.table, name)
+		}
+		for _, chain := range left.chains {
+			b.delChain(cleared, l.family, l.table, chain)
+		}
+	}
+	one.base(b, f)
+	if one.sticky {
+		b.addSet(l.choices)
+		b.addSet(l.members)
+	}
+	return nil
+}
+
+// errDrift says that the kernel hasn't what it was told.
+var errDrift = errors.New("somebody has changed our table")
+
+// update carries out a delta. What it does is proportional to what has changed.
+func (t *tables) update(delta *plan.Delta) error {
+	l := &blame{frontends: map[plan.FrontendKey]error{}}
+	for _, c := range delta.Frontends {
+		if c.New != nil {
+			if err := encodable(c.New); err != nil {
+				l.frontends[c.FrontendKey] = err
+			}
+		}
+	}
+	for n := range attempts {
+		for _, one := range t.byFamily {
+			one.begin()
+		}
+		b := t.amend(delta, l, n > 0)
+		err := t.commit(b)
+		if err == nil {
+			t.acknowledge(delta, l)
+			return l.err()
+		}
+		for _, one := range t.byFamily {
+			one.rollback()
+		}
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) {
+			return errDrift
+		}
+		if n > 0 && !l.note(b, err) {
+			return fmt.Errorf("changing the table %s: %w", tableName, err)
+		}
+	}
+	return errDrift
+}
+
+func (t *tables) amend(delta *plan.Delta, l *blame, blaming bool) *batch {
+	b := newBatch()
+	owners := map[plan.PortID]int{}
+	for _, c := range delta.Frontends {
+		one := t.byFamily[c.Family]
+		if one == nil || l.frontends[c.FrontendKey] != nil {
+			continue
+		}
+		old := c.Old
+		if t.absent[c.FrontendKey] {
+			old = nil
+		}
+		owner := 0
+		if blaming {
+			id := changedPort(c)
+			if owner = owners[id]; owner == 0 {
+				owner = l.unit()
+				owners[id] = owner
+			}
+			l.units[owner-1] = append(l.units[owner-1], c.FrontendKey)
+			b.forOwner(owner)
+		}
+		one.change(b, old, c.New, owner)
+	}
+	if blaming {
+		b.forOwner(0)
+	}
+	for _, a := range delta.RemovedIPs {
+		t.clusterIP(b, a, false)
+	}
+	for _, a := range delta.AddedIPs {
+		t.clusterIP(b, a, true)
+	}
+	for _, one := range t.byFamily {
+		one.settle(b)
+	}
+	return b
+}
+
+func changedPort(c plan.FrontendChange) plan.PortID {
+	if c.New != nil {
+		return c.New.ID
+	}
+	return c.Old.ID
+}
+
+func (t *tables) clusterIP(b *batch, a netip.Addr, add bool) {
+	if one := t.byFamily[intent.FamilyOf(a)]; one != nil {
+		one.clusterIP(b, a, add)
+	}
+}
+
+// acknowledge notes that a delta was carried out but for those to blame. What was refused stays what it was.
+func (t *tables) acknowledge(delta *plan.Delta, l *blame) {
+	for _, one := range t.byFamily {
+		one.end()
+	}
+	for _, c := range delta.Frontends {
+		if l.frontends[c.FrontendKey] == nil {
+			delete(t.absent, c.FrontendKey)
+		} else if c.Old == nil {
+			t.absent[c.FrontendKey] = true
+		}
+	}
+}

@@ -1,0 +1,213 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+// seen is what Check compares with.
+type seen struct {
+	// generation counts every transaction in the network namespace; 0: not looked yet.
+	generation uint32
+	// handles tell a table from another of the same name.
+	handles map[intent.Family]uint64
+}
+
+// remember notes the tables that were just written.
+func (t *tables) remember() error {
+	t.seen = seen{handles: map[intent.Family]uint64{}}
+	for f, one := range t.byFamily {
+		h, err := t.socket.table(one.layout)
+		if err != nil {
+			return fmt.Errorf("reading the table %s back: %w", tableName, err)
+		}
+		t.seen.handles[f] = h
+	}
+	return nil
+}
+
+// Check costs one question while nobody changes nftables, and otherwise one for each chain and map of ours.
+func (t *tables) Check(context.Context) error {
+	if t.byFamily == nil {
+		return errors.New("nothing has been written yet")
+	}
+	now, err := t.socket.generation()
+	if err != nil {
+		return fmt.Errorf("asking nf_tables for its generation: %w", err)
+	}
+	if now == t.seen.generation {
+		return nil
+	}
+	for f, one := range t.byFamily {
+		if err := t.socket.inspect(one, t.seen.handles[f], t.facts); err != nil {
+			return fmt.Errorf("the table %s of IPv%d is not as it was written: %w", tableName, f, err)
+		}
+	}
+	t.seen.generation = now
+	return nil
+}
+
+func (s *socket) generation() (uint32, error) {
+	var id uint32
+	err := s.ask(unix.AF_UNSPEC, unix.NFT_MSG_GETGEN, false, nil, func(m []byte) {
+		for typ, v := range attributes(m) {
+			if typ == unix.NFTA_GEN_ID && len(v) == 4 {
+				id = binary.BigEndian.Uint32(v)
+			}
+		}
+	})
+	return id, err
+}
+
+// tableHandle is NFTA_TABLE_HANDLE, which package unix lacks.
+const tableHandle = 4
+
+// table returns the handle of a table.
+func (s *socket) table(l *layout) (uint64, error) {
+	var handle uint64
+	err := s.ask(l.family, unix.NFT_MSG_GETTABLE, false, appendString(nil, unix.NFTA_TABLE_NAME, l.table), func(m []byte) {
+		for typ, v := range attributes(m) {
+			if typ == tableHandle && len(v) == 8 {
+				handle = binary.BigEndian.Uint64(v)
+			}
+		}
+	})
+	return handle, err
+}
+
+// kind is the form of a set.
+type kind struct{ flags, key, data, size uint32 }
+
+func kindOf(s *set) kind { return kind{s.flags, s.keyLen, s.dalen, s.size} }
+
+// inventory is what is in a table.
+type inventory struct {
+	sets   map[string]kind
+	chains []string
+}
+
+// inventory returns nil where there is no table. It lists names, never elements.
+func (s *socket) inventory(l *layout) (*inventory, error) {
+	if _, err := s.table(l); errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	out := &inventory{sets: map[string]kind{}}
+	err := s.ask(l.family, unix.NFT_MSG_GETSET, true, appendString(nil, unix.NFTA_SET_TABLE, l.table), func(m []byte) {
+		table, name, k := setOf(m)
+		if table == l.table {
+			out.sets[name] = k
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = s.ask(l.family, unix.NFT_MSG_GETCHAIN, true, appendString(nil, unix.NFTA_CHAIN_TABLE, l.table), func(m []byte) {
+		table, name := "", ""
+		for typ, v := range attributes(m) {
+			switch typ {
+			case unix.NFTA_CHAIN_TABLE:
+				table = text(v)
+			case unix.NFTA_CHAIN_NAME:
+				name = text(v)
+			}
+		}
+		if table == l.table {
+			out.chains = append(out.chains, name)
+		}
+	})
+	return out, err
+}
+
+func setOf(m []byte) (table, name string, k kind) {
+	for typ, v := range attributes(m) {
+		switch typ {
+		case unix.NFTA_SET_TABLE:
+			table = text(v)
+		case unix.NFTA_SET_NAME:
+			name = text(v)
+		case unix.NFTA_SET_FLAGS:
+			k.flags = binary.BigEndian.Uint32(v)
+		case unix.NFTA_SET_KEY_LEN:
+			k.key = binary.BigEndian.Uint32(v)
+		case unix.NFTA_SET_DATA_LEN:
+			k.data = binary.BigEndian.Uint32(v)
+		case unix.NFTA_SET_DESC:
+			for typ, v := range attributes(v) {
+				if typ == unix.NFTA_SET_DESC_SIZE {
+					k.size = binary.BigEndian.Uint32(v)
+				}
+			}
+		}
+	}
+	return table, name, k
+}
+
+func text(v []byte) string {
+	for len(v) > 0 && v[len(v)-1] == 0 {
+		v = v[:len(v)-1]
+	}
+	return string(v)
+}
+
+// inspect looks at a table: that it is the one we made, its chains have their rules, its maps their canaries.
+func (s *socket) inspect(t *table, handle uint64, f *plan.Facts) error {
+	is, err := s.table(t.layout)
+	if err != nil {
+		return err
+	}
+	if is != handle {
+		return errors.New("it was made anew by somebody else")
+	}
+	// A chain is used by its rules and by whatever leads to it.
+	uses := map[string]uint32{}
+	for _, rule := range t.baseRules(f) {
+		uses[rule.chain]++
+	}
+	delete(uses, rejectChain)
+	for one := range t.shapes {
+		uses[one.chain()] = uint32(len(t.shape(&one))) + 1
+	}
+	for chain, want := range uses {
+		got, err := s.chainUse(t.layout, chain)
+		if err != nil {
+			return fmt.Errorf("chain %s: %w", chain, err)
+		}
+		if got != want {
+			return fmt.Errorf("chain %s is used %d times, not %d", chain, got, want)
+		}
+	}
+	for _, c := range t.canaryKeys() {
+		if err := s.find(c.set, c.key); err != nil {
+			return fmt.Errorf("elements of %s: %w", c.set.name, err)
+		}
+	}
+	return nil
+}
+
+func (s *socket) chainUse(l *layout, chain string) (use uint32, err error) {
+	body := appendString(appendString(nil, unix.NFTA_CHAIN_TABLE, l.table), unix.NFTA_CHAIN_NAME, chain)
+	err = s.ask(l.family, unix.NFT_MSG_GETCHAIN, false, body, func(m []byte) {
+		for typ, v := range attributes(m) {
+			if typ == unix.NFTA_CHAIN_USE && len(v) == 4 {
+				use = binary.BigEndian.Uint32(v)
+			}
+		}
+	})
+	return use, err
+}
+
+// find says whether an element is there.
+func (s *socket) find(in *set, key []byte) error {
+	body := appendString(appendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, in.table), unix.NFTA_SET_ELEM_LIST_SET, in.name)
+	body = appendNested(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(m []byte) []byte { return appendElement(m, key, nil, nil) })
+	return s.ask(in.family, unix.NFT_MSG_GETSETELEM, false, body, func([]byte) {})
+}

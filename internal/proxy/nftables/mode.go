@@ -1,0 +1,127 @@
+// Package nftables makes packets go where a plan.Snapshot says by telling the kernel's nf_tables, over netlink: a number
+// of rules that doesn't grow with the Services, which are elements of maps. It encodes decisions and makes none.
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+	"portal/internal/proxy/backend"
+)
+
+// Options are what an administrator can choose.
+type Options struct {
+	// Mark is the bit of the packet mark that says between two hooks that the source is to be rewritten. Zero: 0x4000,
+	// as with kube-proxy.
+	Mark uint32
+}
+
+const defaultMark = 0x4000
+
+// tableName is ours in both families.
+const tableName = "portal"
+
+// New returns the mode.
+func New(o Options) backend.Mode {
+	if o.Mark == 0 {
+		o.Mark = defaultMark
+	}
+	return &mode{o}
+}
+
+type mode struct{ Options }
+
+func (m *mode) Name() string { return "nftables" }
+
+func (m *mode) Limits() []string {
+	return []string{"node ports are not served on loopback addresses (127.0.0.1, ::1)"}
+}
+
+func (m *mode) Open(context.Context) (backend.Backend, error) {
+	s, err := dial()
+	if err != nil {
+		return nil, err
+	}
+	return newTables(s, m.Mark), nil
+}
+
+// Cleanup removes our tables.
+func (m *mode) Cleanup(context.Context) error {
+	s, err := dial()
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	b := newBatch()
+	for _, f := range families {
+		l := layoutOf(f, tableName)
+		switch _, err := s.table(l); {
+		case err == nil:
+			b.delTable(cleared, l.family, l.table)
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+			// EINVAL and EOPNOTSUPP: a kernel without nf_tables.
+		default:
+			return fmt.Errorf("looking for the table %s: %w", tableName, err)
+		}
+	}
+	msg, err := b.bytes()
+	if msg == nil || err != nil {
+		return err
+	}
+	if err := s.transact(msg); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("removing the table %s: %w", tableName, err)
+	}
+	return nil
+}
+
+var families = []intent.Family{intent.IPv4, intent.IPv6}
+
+// Probe tells the kernel all that the mode may ever say, in a table of its own that the same transaction removes.
+func (m *mode) Probe(_ context.Context, wanted []intent.Family) error {
+	s, err := dial()
+	if err != nil {
+		return errors.New("this kernel has no nf_tables netlink: load the module nf_tables, or choose --proxy-mode=iptables")
+	}
+	defer s.close()
+	for _, f := range wanted {
+		err := s.probe(f, m.Mark)
+		switch {
+		case err == nil:
+		case errors.Is(err, unix.EPERM):
+			return errors.New("changing nftables needs the privilege CAP_NET_ADMIN: run as root")
+		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EAFNOSUPPORT):
+			return fmt.Errorf("this kernel's nftables doesn't know IPv%d (%w): load nf_tables and nft_chain_nat, or choose --proxy-mode=iptables", f, err)
+		default:
+			return fmt.Errorf("this kernel lacks something that the nftables mode needs (IPv%d, %w): Linux 5.13 or newer has all, or choose --proxy-mode=iptables", f, err)
+		}
+	}
+	return nil
+}
+
+func (s *socket) probe(f intent.Family, mark uint32) error {
+	l := layoutOf(f, fmt.Sprintf("%s-probe-%d", tableName, unix.Getpid()))
+	facts := &plan.Facts{NodePorts: plan.NodePorts{All: true}}
+	t := newTable(newRuler(l, facts, f, mark))
+	b := newBatch()
+	b.addTable(l.family, l.table)
+	t.base(b, facts)
+	everything := shape{sticky: 1000, ranged: true}
+	everything.routes[plan.FromNode] = leg{of: 1, masquerade: true}
+	everything.routes[plan.FromOutside] = leg{verdict: plan.Reject}
+	everything.routes[plan.FromPod] = leg{verdict: plan.Drop}
+	t.addShape(b, everything, 1)
+	b.delTable(rules, l.family, l.table)
+	msg, err := b.bytes()
+	if err != nil {
+		return err
+	}
+	return s.transact(msg)
+}

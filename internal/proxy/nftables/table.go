@@ -1,0 +1,319 @@
+package nftables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+// table is what the kernel has of one family, as far as the next change must know it: not the frontends themselves,
+// which the plan remembers, but what they share.
+type table struct {
+	*ruler
+	shapes  map[shape]*shapeUse
+	next    uint32 // number of the next shape
+	ports   map[uint64]*port
+	hairpin map[netip.Addr]int32
+	sticky  bool // affinity and members are there
+
+	// Of the transaction in the making:
+	touchedPorts  map[uint64]*touched
+	touchedShapes map[shape]bool // whether the kernel had it before
+	undo          []func()       // how to forget all of it; nil while nobody will ask
+	undoable      bool
+	scratch       [3][]byte
+}
+
+type shapeUse struct {
+	id   uint32
+	refs int32
+}
+
+// port is a port of a Service with its pools, by their number.
+type port struct {
+	id    plan.PortID
+	pools []poolUse
+}
+
+type poolUse struct {
+	pool *plan.Pool
+	refs int32
+	// sticky counts those refs that want affinity.
+	sticky int32
+}
+
+// touched is a port as it was before the transaction.
+type touched struct {
+	before []poolUse
+	owner  int
+}
+
+func newTable(r *ruler) *table {
+	return &table{
+		ruler: r, shapes: map[shape]*shapeUse{}, ports: map[uint64]*port{}, hairpin: map[netip.Addr]int32{},
+		touchedPorts: map[uint64]*touched{}, touchedShapes: map[shape]bool{},
+	}
+}
+
+// begin starts a transaction that can be taken back.
+func (t *table) begin() { t.undo, t.undoable = nil, true }
+
+// rollback makes the table what it was when the transaction began.
+func (t *table) rollback() {
+	for _, f := range slices.Backward(t.undo) {
+		f()
+	}
+	t.end()
+}
+
+func (t *table) end() {
+	t.undo, t.undoable = nil, false
+	// New ones: to walk over a map costs what it has ever held.
+	t.touchedPorts, t.touchedShapes = map[uint64]*touched{}, map[shape]bool{}
+}
+
+func (t *table) undoes(f func()) {
+	if t.undoable {
+		t.undo = append(t.undo, f)
+	}
+}
+
+// base are the rules and sets that are there whatever the Services.
+func (t *table) base(b *batch, f *plan.Facts) {
+	const dnat, snat = -100, 100
+	chains := []struct {
+		name string
+		at   *hook
+	}{
+		{"prerouting", &hook{unix.NF_INET_PRE_ROUTING, dnat}},
+		{"output", &hook{unix.NF_INET_LOCAL_OUT, dnat}},
+		{"postrouting", &hook{unix.NF_INET_POST_ROUTING, snat}},
+		{rejectChain, nil},
+	}
+	for _, c := range chains {
+		b.addChain(t.family, t.table(), c.name, c.at)
+	}
+	for _, s := range t.always() {
+		b.addSet(s)
+	}
+	t.canaries(b)
+	for _, rule := range t.baseRules(f) {
+		b.addRule(t.family, t.table(), rule.chain, rule.exprs)
+	}
+	for _, a := range f.NodePorts.Addrs {
+		if t.has(a) && !a.IsLoopback() {
+			b.add(t.nodeIPs, t.addr(nil, a), nil)
+		}
+	}
+}
+
+type baseRule struct {
+	chain string
+	exprs []expr.Any
+}
+
+func (t *table) baseRules(f *plan.Facts) (out []baseRule) {
+	add := func(chain string, list [][]expr.Any) {
+		for _, exprs := range list {
+			out = append(out, baseRule{chain, exprs})
+		}
+	}
+	add("prerouting", t.dispatch(&f.NodePorts))
+	add("output", t.dispatch(&f.NodePorts))
+	add("postrouting", t.rewriting())
+	add(rejectChain, t.rejection())
+	return out
+}
+
+func (t *table) table() string { return t.layout.table }
+
+func (t *table) has(a netip.Addr) bool { return (intent.FamilyOf(a) == intent.IPv4) == (t.width == 4) }
+
+// canaries are elements that match no packet. Whoever flushes a map takes them too, and Check sees it.
+func (t *table) canaries(b *batch) {
+	for _, c := range t.canaryKeys() {
+		if c.set.verdicts {
+			b.addVerdict(c.set, c.key, "")
+			continue
+		}
+		var data []byte
+		if c.set.data != nil {
+			data = make([]byte, c.set.dalen)
+		}
+		b.add(c.set, c.key, data)
+	}
+}
+
+type canary struct {
+	set *set
+	key []byte
+}
+
+func (t *table) canaryKeys() (out []canary) {
+	for _, s := range []*set{t.services, t.backends, t.layout.shapes, t.clusterIPs, t.layout.hairpin} {
+		out = append(out, canary{s, make([]byte, s.keyLen)})
+	}
+	return out
+}
+
+// portOf finds the port of an ID, and what it is known as. Two names with one number (nobody has seen it happen, but
+// somebody might look for it) are told apart.
+func (t *table) portOf(id plan.PortID) (uint64, *port) {
+	for salt := byte(0); ; salt++ {
+		n := idOf(id, salt)
+		p := t.ports[n]
+		if p == nil || p.id == id {
+			return n, p
+		}
+	}
+}
+
+// find returns the number of a pool that the kernel has.
+func (p *port) find(pool *plan.Pool) (uint32, bool) {
+	for i := range p.pools {
+		if u := &p.pools[i]; u.refs > 0 && (u.pool == pool || u.pool.Equal(pool)) {
+			return uint32(i), true
+		}
+	}
+	return 0, false
+}
+
+// touch remembers a port as it was.
+func (t *table) touch(n uint64, id plan.PortID, owner int) *port {
+	p := t.ports[n]
+	if _, ok := t.touchedPorts[n]; !ok {
+		was := &touched{owner: owner}
+		if p != nil {
+			was.before = slices.Clone(p.pools)
+		}
+		t.touchedPorts[n] = was
+		t.undoes(func() {
+			if was.before == nil {
+				delete(t.ports, n)
+			} else {
+				t.ports[n] = &port{id, was.before}
+			}
+		})
+	}
+	if p == nil {
+		p = &port{id: id}
+		t.ports[n] = p
+	}
+	return p
+}
+
+// shapeOf is the shape and port of a frontend that the kernel has.
+func (t *table) shapeOf(f *plan.Frontend) (shape, uint64) {
+	n, p := t.portOf(f.ID)
+	s := outline(f)
+	for o, r := range f.Routes {
+		if r.Pool != nil {
+			s.routes[o].pool, _ = p.find(r.Pool)
+		}
+	}
+	return s, n
+}
+
+// outline is a shape but for the numbers of its pools.
+func outline(f *plan.Frontend) shape {
+	s := shape{sticky: f.Affinity.Milliseconds(), ranged: f.Sources != nil, nodePort: !f.Addr.IsValid()}
+	for o, r := range f.Routes {
+		s.routes[o] = leg{verdict: r.Verdict, masquerade: r.Masquerade}
+		if r.Pool != nil {
+			s.routes[o].of = uint32(len(r.Pool.Endpoints))
+		}
+	}
+	return s
+}
+
+// release takes a frontend's references away.
+func (t *table) release(f *plan.Frontend, s shape, n uint64, owner int) {
+	p := t.touch(n, f.ID, owner)
+	for o, r := range f.Routes {
+		if r.Pool != nil {
+			u := &p.pools[s.routes[o].pool]
+			u.refs--
+			if s.sticky > 0 {
+				u.sticky--
+			}
+		}
+	}
+	t.useShape(s, -1)
+}
+
+// place gives a frontend's pools their numbers. like is the shape it had before: a pool that takes the place of one that
+// nobody uses any more gets its number, so that only what differs between the two is changed.
+func (t *table) place(f *plan.Frontend, like *shape, owner int) (shape, uint64) {
+	n, _ := t.portOf(f.ID)
+	p := t.touch(n, f.ID, owner)
+	s := outline(f)
+	for o, r := range f.Routes {
+		if r.Pool == nil {
+			continue
+		}
+		i, found := p.find(r.Pool)
+		if !found {
+			i = p.free(like, o)
+			p.pools[i].pool = r.Pool
+		}
+		s.routes[o].pool = i
+		p.pools[i].refs++
+		if s.sticky > 0 {
+			p.pools[i].sticky++
+		}
+	}
+	t.useShape(s, 1)
+	return s, n
+}
+
+// free finds a number for a new pool.
+func (p *port) free(like *shape, o int) uint32 {
+	if like != nil {
+		if i := like.routes[o].pool; int(i) < len(p.pools) && p.pools[i].refs == 0 {
+			return i
+		}
+	}
+	for i := range p.pools {
+		if p.pools[i].refs == 0 {
+			return uint32(i)
+		}
+	}
+	p.pools = append(p.pools, poolUse{})
+	return uint32(len(p.pools) - 1)
+}
+
+func (t *table) useShape(s shape, by int32) {
+	u := t.shapes[s]
+	if _, ok := t.touchedShapes[s]; !ok {
+		t.touchedShapes[s] = u != nil
+	}
+	if u == nil {
+		t.next++
+		u = &shapeUse{id: t.next}
+		t.shapes[s] = u
+	}
+	u.refs += by
+	t.undoes(func() { u.refs -= by })
+}
+
+// encodable says why a frontend can't be told to the kernel.
+func encodable(f *plan.Frontend) error {
+	for _, r := range f.Routes {
+		if r.Verdict != plan.Forward {
+			continue
+		}
+		if r.Pool == nil || len(r.Pool.Endpoints) == 0 {
+			return fmt.Errorf("a route without endpoints")
+		}
+		if len(r.Pool.Endpoints) >= 1<<poolShift {
+			return fmt.Errorf("%d endpoints are more than this mode can choose from", len(r.Pool.Endpoints))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,341 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+	"portal/internal/proxy/backend"
+)
+
+// Flows hears which plans the kernel has been told, to end flows that lead nowhere; here: the mode ends flows at this
+// process. It must not block.
+type Flows interface {
+	Acknowledged(changes []plan.ServiceChange, local []netip.Addr, here bool)
+}
+
+// Checks hears which plans the kernel has been told, to answer balancers' health checks. It must not block.
+type Checks interface {
+	Acknowledged(changes []plan.ServiceChange, facts *plan.Facts)
+}
+
+// Options are what a proxy is made of.
+type Options struct {
+	Cluster *intent.Cluster
+	Config  Config
+	// Modes are all that there are; Mode is the name of one, or auto.
+	Modes []backend.Mode
+	Mode  string
+	Local LocalAddrs
+	// Flows and Checks may be nil.
+	Flows  Flows
+	Checks Checks
+	Health *Health
+	Log    *slog.Logger
+}
+
+const (
+	// gather is how long a change waits for others that belong to it: a Service and its slices come by two ways.
+	gather = 3 * time.Millisecond
+	// checkEvery is how often the kernel is asked whether it still has what it was told; half of it is jitter.
+	checkEvery = 30 * time.Second
+	// refusedEvery is how often refused frontends are tried again.
+	refusedEvery           = 30 * time.Second
+	minBackoff, maxBackoff = 100 * time.Millisecond, 30 * time.Second
+)
+
+// Proxy keeps a node's kernel in step with intent.
+type Proxy struct {
+	Options
+	metrics *metrics
+	began   time.Time
+
+	// The loop's own.
+	back     backend.Backend
+	local    []netip.Addr
+	node     *intent.Node
+	newFacts bool
+	dirty    map[intent.Key]struct{}
+	changed  map[intent.Key]*plan.Service // what was acknowledged of plans that have changed since
+	triggers []trigger
+	due      time.Time // of the next sync; zero: none
+	notUntil time.Time
+	lastSync time.Time
+	failures int
+	cleanup  sync.WaitGroup
+
+	// mu lets people read what follows while the loop is not changing it.
+	mu     sync.RWMutex
+	snap   *plan.Snapshot
+	known  map[intent.Key]*record
+	status status
+}
+
+// record is what the loop remembers of a Service name.
+type record struct {
+	entry *intent.Entry
+	acked time.Time // zero: something of it has not been
+}
+
+// trigger is a change of endpoints whose way into the kernel is timed.
+type trigger struct {
+	at     time.Time
+	family intent.Family
+}
+
+// New returns a proxy. It starts nothing.
+func New(o Options) *Proxy {
+	p := &Proxy{
+		Options: o, metrics: newMetrics(), began: time.Now(), newFacts: true,
+		dirty: map[intent.Key]struct{}{}, changed: map[intent.Key]*plan.Service{}, known: map[intent.Key]*record{},
+	}
+	p.status.Wanted = o.Mode
+	return p
+}
+
+// Run chooses a mode and keeps the kernel in step until the context ends. What the kernel was told stays.
+func (p *Proxy) Run(ctx context.Context) error {
+	mode, err := choose(ctx, p.Modes, p.Mode, p.Config.Families, p.Log)
+	if err != nil {
+		return err
+	}
+	if p.back, err = mode.Open(ctx); err != nil {
+		return fmt.Errorf("start the proxy mode %s: %w", mode.Name(), err)
+	}
+	defer p.back.Close()
+	defer p.cleanup.Wait()
+	p.mu.Lock()
+	p.status.Mode, p.status.Limits = mode.Name(), mode.Limits()
+	p.mu.Unlock()
+	for _, limit := range mode.Limits() {
+		p.Log.Warn("the proxy mode has a limit", "mode", mode.Name(), "limit", limit)
+	}
+	p.Log.Info("proxying Services", "mode", mode.Name(), "node", p.Config.Node)
+	return p.loop(ctx)
+}
+
+func (p *Proxy) loop(ctx context.Context) error {
+	feed := p.Cluster.Follow()
+	defer feed.Close()
+	addrs := p.Local.Changes(ctx)
+	check := time.NewTimer(jitter(checkEvery))
+	defer check.Stop()
+	syncing := time.NewTimer(time.Hour)
+	defer syncing.Stop()
+	for {
+		if p.due.IsZero() {
+			syncing.Stop()
+		} else {
+			syncing.Reset(time.Until(p.due))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-feed.Wake():
+			p.take(feed.Take())
+		case <-addrs:
+			p.newFacts = true
+			p.queue()
+		case <-syncing.C:
+			p.due = time.Time{}
+			p.sync(ctx)
+		case <-check.C:
+			p.check(ctx)
+			check.Reset(jitter(checkEvery))
+		}
+	}
+}
+
+func jitter(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
+
+// take notes what has changed.
+func (p *Proxy) take(c *intent.Changes) {
+	_, node := c.Nodes[p.Config.Node]
+	p.newFacts = p.newFacts || node
+	for k := range c.Services {
+		if _, noted := p.dirty[k]; !noted {
+			p.dirty[k] = struct{}{}
+			p.metrics.pending(p.known[k].diff(p.Cluster.Entry(k)))
+		}
+	}
+	p.queue()
+}
+
+// queue sees to it that there will be a sync: soon, but neither before everything has been listed nor sooner after the
+// last one than configured.
+func (p *Proxy) queue() {
+	if !p.Cluster.Complete() || !p.newFacts && len(p.dirty) == 0 && p.status.Synced {
+		return
+	}
+	now := time.Now()
+	p.metrics.queued(p.families(), now)
+	p.Health.Queued(now)
+	at := now.Add(gather)
+	for _, least := range []time.Time{p.lastSync.Add(p.Config.MinSync), p.notUntil} {
+		if least.After(at) {
+			at = least
+		}
+	}
+	if p.due.IsZero() || at.Before(p.due) {
+		p.due = at
+	}
+}
+
+func (p *Proxy) families() []intent.Family { return p.Config.Families }
+
+// sync plans what has changed and tells the kernel.
+func (p *Proxy) sync(ctx context.Context) {
+	start := time.Now()
+	p.lastSync = start
+	p.replan()
+	delta := p.snap.Delta()
+	var refused *backend.Refused
+	if !delta.Empty() {
+		err := p.back.Apply(ctx, p.snap, delta)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil && !errors.As(err, &refused) {
+			p.failed(delta, err)
+			return
+		}
+	}
+	p.failures, p.notUntil = 0, time.Time{}
+	p.acknowledge(delta, refused, start)
+}
+
+// failed plans another try: the same once more, since that is cheap; then with nothing taken as known.
+func (p *Proxy) failed(delta *plan.Delta, err error) {
+	p.failures++
+	wait := min(minBackoff<<min(p.failures-1, 10), maxBackoff)
+	p.Log.Error("the kernel could not be told; trying again", "err", err, "failures", p.failures, "in", wait)
+	p.mu.Lock()
+	if p.failures > 1 {
+		p.snap.Forget()
+	}
+	p.status.Failures++
+	p.status.LastError, p.status.LastErrorAt = err.Error(), time.Now()
+	p.mu.Unlock()
+	p.metrics.failed(p.status.Mode, p.families(), delta.Full)
+	p.notUntil = time.Now().Add(jitter(wait))
+	p.due = p.notUntil
+}
+
+// replan brings the snapshot up to date with intent.
+func (p *Proxy) replan() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.newFacts {
+		p.refreshFacts()
+	}
+	for k := range p.dirty {
+		p.planOne(k)
+	}
+	clear(p.dirty)
+	p.metrics.pending(-1, -1)
+}
+
+// refreshFacts reads the node's facts again; if they differ, every plan may.
+func (p *Proxy) refreshFacts() {
+	// A Node that is away for a moment (it registers anew, say) is taken to be as it was.
+	if n := p.Cluster.Node(p.Config.Node); n != nil {
+		p.node = n
+	}
+	local, err := p.Local.List()
+	if err != nil {
+		p.Log.Error("the addresses of this machine are not known; keeping the last", "err", err)
+	} else {
+		p.local = local
+	}
+	p.newFacts = err != nil
+	facts := p.Config.facts(p.node, p.local, p.status.Mode)
+	if p.snap == nil {
+		p.snap = plan.NewSnapshot(facts)
+		return
+	}
+	before := p.snap.Facts
+	p.snap.SetFacts(facts)
+	if p.snap.Facts != before {
+		p.Log.Info("the node's facts have changed", "zone", facts.Zone, "addresses", fmt.Sprint(facts.Addrs), "nodePorts", fmt.Sprint(facts.NodePorts))
+		for k := range p.known {
+			p.dirty[k] = struct{}{}
+		}
+	}
+}
+
+func (p *Proxy) planOne(k intent.Key) {
+	e, r := p.Cluster.Entry(k), p.known[k]
+	p.metrics.changed(r.diff(e))
+	p.time(r, e)
+	old, next := p.snap.Services[k], plan.For(e, p.snap.Facts)
+	switch {
+	case e == nil:
+		delete(p.known, k)
+	case r == nil:
+		p.known[k] = &record{entry: e}
+	default:
+		r.entry = e
+	}
+	if old == nil && next == nil {
+		return
+	}
+	if _, noted := p.changed[k]; !noted {
+		p.changed[k] = old
+	}
+	p.snap.Set(k, next)
+	if next != nil && (old == nil || !slices.Equal(old.Frontends, next.Frontends)) {
+		p.known[k].acked = time.Time{}
+	}
+	p.metrics.lost.replace(old, next)
+}
+
+// diff counts what of a Service name changed: the Service itself, and slices.
+func (r *record) diff(e *intent.Entry) (services, slices int) {
+	var was intent.Entry
+	if r != nil {
+		was = *r.entry
+	}
+	if e == nil {
+		e = &intent.Entry{}
+	}
+	if was.Service != e.Service {
+		services = 1
+	}
+	for _, s := range e.Slices {
+		if !r.has(s) {
+			slices++
+		}
+	}
+	return services, slices + max(0, len(was.Slices)-len(e.Slices))
+}
+
+func (r *record) has(s *intent.Slice) bool {
+	if r != nil {
+		for _, old := range r.entry.Slices {
+			if old == s {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// time notes when new slices came to be, as far as that was since this process began.
+func (p *Proxy) time(r *record, e *intent.Entry) {
+	if e == nil {
+		return
+	}
+	for _, s := range e.Slices {
+		if s.TriggerTime.After(p.began) && !r.has(s) {
+			p.triggers = append(p.triggers, trigger{s.TriggerTime, s.Family})
+		}
+	}
+}

@@ -1,0 +1,471 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+	"portal/internal/proxy/backend"
+)
+
+// kernel is a mode that keeps what it is told in memory.
+type kernel struct {
+	name     string
+	probe    error
+	fail     error // of the next Apply, and cleared by it
+	refuse   map[plan.FrontendKey]error
+	lost     bool // somebody flushed it
+	cleaned  int
+	deltas   []*plan.Delta
+	at       []time.Time
+	held     map[plan.FrontendKey]*plan.Frontend
+	facts    *plan.Facts
+	closed   bool
+	tooSoon  func() bool
+	problems []string
+}
+
+func (k *kernel) Name() string                                  { return k.name }
+func (k *kernel) Probe(context.Context, []intent.Family) error  { return k.probe }
+func (k *kernel) Open(context.Context) (backend.Backend, error) { return k, nil }
+func (k *kernel) Cleanup(context.Context) error                 { k.cleaned++; return nil }
+func (k *kernel) Limits() []string                              { return nil }
+func (k *kernel) Close() error                                  { k.closed = true; return nil }
+
+func (k *kernel) Check(context.Context) error {
+	if k.lost {
+		return errors.New("the table is gone")
+	}
+	return nil
+}
+
+func (k *kernel) Apply(_ context.Context, next *plan.Snapshot, d *plan.Delta) error {
+	k.deltas, k.at = append(k.deltas, d), append(k.at, time.Now())
+	if k.tooSoon != nil && k.tooSoon() {
+		k.problems = append(k.problems, "told before everything was listed")
+	}
+	if err := k.fail; err != nil {
+		k.fail = nil
+		return err
+	}
+	if d.Full {
+		k.held, k.lost = maps.Clone(next.Frontends), false
+	}
+	for _, c := range d.Frontends {
+		delete(k.held, c.FrontendKey)
+		if c.New != nil {
+			k.held[c.FrontendKey] = c.New
+		}
+	}
+	k.facts = next.Facts
+	var refused *backend.Refused
+	for key, err := range k.refuse {
+		if k.held[key] != nil {
+			delete(k.held, key)
+			if refused == nil {
+				refused = &backend.Refused{Frontends: map[plan.FrontendKey]error{}}
+			}
+			refused.Frontends[key] = err
+		}
+	}
+	if refused != nil {
+		return refused
+	}
+	return nil
+}
+
+// places are the addresses of frontends that the kernel has, with where they lead to.
+func (k *kernel) places() string {
+	var out []string
+	for key, f := range k.held {
+		out = append(out, key.String()+"→"+f.Routes[plan.FromPod].String())
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}
+
+type addresses struct {
+	list    []netip.Addr
+	changed chan struct{}
+}
+
+func (a *addresses) List() ([]netip.Addr, error)             { return a.list, nil }
+func (a *addresses) Changes(context.Context) <-chan struct{} { return a.changed }
+
+type followed struct{ changes, calls int }
+
+func (f *followed) note(c []plan.ServiceChange) { f.changes += len(c); f.calls++ }
+
+type flows struct{ followed }
+
+func (f *flows) Acknowledged(c []plan.ServiceChange, _ []netip.Addr, _ bool) { f.note(c) }
+
+type checks struct{ followed }
+
+func (f *checks) Acknowledged(c []plan.ServiceChange, _ *plan.Facts) { f.note(c) }
+
+// world is a proxy at work on a kernel in memory.
+type world struct {
+	*testing.T
+	cluster *intent.Cluster
+	kernel  *kernel
+	local   *addresses
+	flows   flows
+	checks  checks
+	proxy   *Proxy
+	stop    func()
+}
+
+func service(name, ip string) *intent.Service {
+	return &intent.Service{
+		Key: intent.Key{Namespace: "ns", Name: name}, ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)},
+		Ports: []intent.Port{{Protocol: intent.TCP, Port: 80}},
+	}
+}
+
+func slice(service string, addrs ...string) *intent.Slice {
+	s := &intent.Slice{
+		Key: intent.Key{Namespace: "ns", Name: service + "-1"}, Service: service, Family: intent.IPv4,
+		Ports: []intent.EndpointPort{{Protocol: intent.TCP, Port: 8080}},
+	}
+	for _, a := range addrs {
+		s.Endpoints = append(s.Endpoints, intent.Endpoint{Addr: netip.MustParseAddr(a), Condition: intent.Ready})
+	}
+	return s
+}
+
+// in runs a test in a bubble of time, with a proxy that has seen one Service.
+func in(t *testing.T, change func(*Options), test func(w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{T: t, cluster: intent.NewCluster(intent.Services, intent.EndpointSlices), kernel: &kernel{name: "nftables"}}
+		w.kernel.tooSoon = func() bool { return !w.cluster.Complete() }
+		w.local = &addresses{[]netip.Addr{netip.MustParseAddr("192.0.2.1")}, make(chan struct{}, 1)}
+		o := Options{
+			Cluster: w.cluster, Config: Config{Node: "n1", Families: []intent.Family{intent.IPv4}}, Modes: []backend.Mode{w.kernel}, Mode: "auto",
+			Local: w.local, Flows: &w.flows, Checks: &w.checks, Health: &Health{Node: func() *intent.Node { return w.cluster.Node("n1") }},
+			Log: slog.New(slog.DiscardHandler),
+		}
+		if change != nil {
+			change(&o)
+		}
+		w.proxy = New(o)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- w.proxy.Run(ctx) }()
+		w.stop = func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("the proxy ended: %v", err)
+			}
+		}
+		w.cluster.SetService(service("a", "10.96.0.1"))
+		w.cluster.SetSlice(slice("a", "10.244.0.1"))
+		test(w)
+		w.stop()
+		if !w.kernel.closed {
+			t.Error("the backend was not closed")
+		}
+		for _, p := range w.kernel.problems {
+			t.Error(p)
+		}
+	})
+}
+
+// settle lets all that is due happen, and a little more.
+func (w *world) settle() { w.after(20 * time.Millisecond) }
+
+func (w *world) after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func (w *world) listed() {
+	w.cluster.MarkListed(intent.Services)
+	w.cluster.MarkListed(intent.EndpointSlices)
+	w.settle()
+}
+
+func (w *world) expect(applies int, places string) {
+	w.Helper()
+	if len(w.kernel.deltas) != applies {
+		w.Errorf("the kernel was told %d times, want %d", len(w.kernel.deltas), applies)
+	}
+	if got := w.kernel.places(); got != places {
+		w.Errorf("the kernel has\n     %s\nwant %s", got, places)
+	}
+}
+
+const placeA, placeB = "10.96.0.1:80/tcp→10.244.0.1:8080", "10.96.0.2:80/tcp→reject"
+
+// TestLife: nothing is told before everything is listed; then all at once, and then what changes.
+func TestLife(t *testing.T) {
+	in(t, nil, func(w *world) {
+		w.after(time.Minute)
+		w.expect(0, "")
+		w.listed()
+		w.expect(1, placeA)
+		w.cluster.SetService(service("b", "10.96.0.2"))
+		w.settle()
+		w.expect(2, placeA+", "+placeB)
+		if d := w.kernel.deltas[1]; d.Full || len(d.Frontends) != 1 {
+			w.Errorf("the second delta is %+v", d)
+		}
+		w.cluster.SetService(service("b", "10.96.0.2")) // another object that means the same
+		w.settle()
+		w.cluster.DeleteService(intent.Key{Namespace: "ns", Name: "a"})
+		w.cluster.DeleteSlice(intent.Key{Namespace: "ns", Name: "a-1"})
+		w.settle()
+		w.expect(3, placeB)
+		w.after(10 * time.Minute)
+		w.expect(3, placeB)
+		if len(w.proxy.known) != 1 || w.flows.changes != 4 || w.checks.changes != 4 {
+			w.Errorf("%d known, followers heard of %d and %d changes", len(w.proxy.known), w.flows.changes, w.checks.changes)
+		}
+	})
+}
+
+// TestGathers: what comes close together is told at once.
+func TestGathers(t *testing.T) {
+	in(t, nil, func(w *world) {
+		w.listed()
+		for i := range 100 {
+			w.cluster.SetService(service(fmt.Sprint("s", i), fmt.Sprintf("10.96.1.%d", i)))
+			time.Sleep(10 * time.Microsecond)
+		}
+		w.settle()
+		if n := len(w.kernel.deltas); n != 2 || len(w.kernel.held) != 101 {
+			w.Errorf("told %d times, %d held", n, len(w.kernel.held))
+		}
+	})
+}
+
+func TestMinSync(t *testing.T) {
+	in(t, func(o *Options) { o.Config.MinSync = time.Second }, func(w *world) {
+		w.listed()
+		for i := range 50 {
+			w.cluster.SetSlice(slice("a", fmt.Sprintf("10.244.0.%d", i+2)))
+			time.Sleep(100 * time.Millisecond)
+		}
+		w.after(2 * time.Second)
+		for i := range w.kernel.at[1:] {
+			if gap := w.kernel.at[i+1].Sub(w.kernel.at[i]); gap < time.Second {
+				w.Errorf("only %v between two changes", gap)
+			}
+		}
+		w.expect(len(w.kernel.at), "10.96.0.1:80/tcp→10.244.0.51:8080")
+		if n := len(w.kernel.at); n < 5 || n > 7 {
+			w.Errorf("told %d times in 5 s", n)
+		}
+	})
+}
+
+// TestFailure: a failed change is tried again as it was, then in full, and ever more seldom; changes in between are in.
+func TestFailure(t *testing.T) {
+	in(t, nil, func(w *world) {
+		w.listed()
+		w.kernel.fail = errors.New("busy")
+		w.cluster.SetService(service("b", "10.96.0.2"))
+		w.settle()
+		w.expect(2, placeA)
+		w.after(time.Second)
+		w.expect(3, placeA+", "+placeB)
+		if w.kernel.deltas[2].Full {
+			w.Error("the second try was a full one")
+		}
+		w.cluster.DeleteService(intent.Key{Namespace: "ns", Name: "b"})
+		for range 4 {
+			w.kernel.fail = errors.New("busy")
+			n := len(w.kernel.deltas)
+			for len(w.kernel.deltas) == n {
+				w.after(10 * time.Millisecond)
+			}
+		}
+		w.after(time.Minute)
+		w.expect(8, placeA)
+		if !w.kernel.deltas[7].Full {
+			w.Error("the last try was no full one")
+		}
+		gaps := []time.Duration{}
+		for i := 4; i < 8; i++ {
+			gaps = append(gaps, w.kernel.at[i].Sub(w.kernel.at[i-1]))
+		}
+		if gaps[3] < 2*gaps[0] {
+			w.Errorf("no patience: %v", gaps)
+		}
+	})
+}
+
+// TestRefused: one frontend that the kernel refuses keeps no other from being served, and is tried again.
+func TestRefused(t *testing.T) {
+	in(t, nil, func(w *world) {
+		key := plan.FrontendKey{Addr: netip.MustParseAddr("10.96.0.2"), Family: intent.IPv4, Protocol: intent.TCP, Port: 80}
+		w.kernel.refuse = map[plan.FrontendKey]error{key: errors.New("does not fit")}
+		w.listed()
+		w.cluster.SetService(service("b", "10.96.0.2"))
+		w.cluster.SetService(service("c", "10.96.0.3"))
+		w.settle()
+		const placeC = "10.96.0.3:80/tcp→reject"
+		w.expect(2, placeA+", "+placeC)
+		st := w.proxy.State(&intent.Key{Namespace: "ns", Name: "b"})
+		if len(st.Frontends) != 1 || st.Frontends[0].Refused != "does not fit" || !st.Frontends[0].Acknowledged.IsZero() {
+			w.Errorf("people see %+v", st.Frontends)
+		}
+		w.kernel.refuse = nil
+		w.after(time.Minute)
+		w.expect(3, placeA+", "+placeB+", "+placeC)
+	})
+}
+
+// TestDrift: what somebody removed is back within a minute.
+func TestDrift(t *testing.T) {
+	in(t, nil, func(w *world) {
+		w.listed()
+		w.kernel.lost, w.kernel.held = true, nil
+		w.after(time.Minute)
+		w.expect(2, placeA)
+		if st := w.proxy.State(nil); st.Drifts != 1 || !w.kernel.deltas[1].Full {
+			w.Errorf("drifts %d, full %v", st.Drifts, w.kernel.deltas[1].Full)
+		}
+	})
+}
+
+// TestFacts: what is learnt of the node changes plans; a Node that is away for a while is as it was.
+func TestFacts(t *testing.T) {
+	in(t, nil, func(w *world) {
+		w.listed()
+		if a := w.kernel.facts.NodePorts.Addrs; fmt.Sprint(a) != "[192.0.2.1]" {
+			w.Errorf("without a Node, node ports are at %v", a)
+		}
+		node := &intent.Node{Name: "n1", Labels: map[string]string{"topology.kubernetes.io/zone": "z1"}, Addresses: []intent.NodeAddress{{Type: "InternalIP", Addr: netip.MustParseAddr("192.0.2.7")}}}
+		w.cluster.SetNode(node)
+		w.settle()
+		if f := w.kernel.facts; f.Zone != "z1" || len(f.NodePorts.Addrs) != 0 {
+			w.Errorf("facts %+v", f)
+		}
+		w.local.list = append(w.local.list, netip.MustParseAddr("192.0.2.7"))
+		w.local.changed <- struct{}{}
+		w.settle()
+		if a := w.kernel.facts.NodePorts.Addrs; fmt.Sprint(a) != "[192.0.2.7]" {
+			w.Errorf("node ports are at %v", a)
+		}
+		w.cluster.DeleteNode("n1")
+		w.settle()
+		if w.kernel.facts.Zone != "z1" {
+			w.Error("a Node that is away took its zone along")
+		}
+		w.expect(3, placeA)
+	})
+}
+
+func TestChoose(t *testing.T) {
+	no := errors.New("the kernel has none")
+	for _, c := range []struct {
+		want            string
+		nft, ipt, ipvs  error
+		mode, complaint string
+	}{
+		{"auto", nil, nil, nil, "nftables", ""},
+		{"", no, nil, nil, "iptables", ""},
+		{"auto", no, no, nil, "userspace", ""},
+		{"ipvs", nil, nil, nil, "ipvs", ""},
+		{"ipvs", nil, nil, no, "iptables", ""},
+		{"ipvs", nil, no, no, "", "no proxy mode can run here: iptables: the kernel has none"},
+		{"nftables", no, nil, nil, "", "the proxy mode nftables can't run here: the kernel has none"},
+		{"fast", nil, nil, nil, "", `proxy mode "fast" is not one of auto, nftables, iptables, ipvs, userspace`},
+	} {
+		modes := []backend.Mode{&kernel{name: "nftables", probe: c.nft}, &kernel{name: "iptables", probe: c.ipt}, &kernel{name: "ipvs", probe: c.ipvs}, &kernel{name: "userspace"}}
+		m, err := choose(t.Context(), modes, c.want, nil, slog.New(slog.DiscardHandler))
+		switch {
+		case c.complaint != "":
+			if err == nil || err.Error() != c.complaint {
+				t.Errorf("%s: error %v, want %s", c.want, err, c.complaint)
+			}
+		case err != nil || m.Name() != c.mode:
+			t.Errorf("%s: %v, %v, want %s", c.want, m, err, c.mode)
+		}
+	}
+}
+
+// TestCleansOthers: what other modes left goes once this one serves, and not before.
+func TestCleansOthers(t *testing.T) {
+	other := &kernel{name: "iptables"}
+	in(t, func(o *Options) { o.Modes = append(o.Modes, other) }, func(w *world) {
+		w.settle()
+		if other.cleaned != 0 {
+			w.Error("cleaned before serving")
+		}
+		w.listed()
+		if other.cleaned != 1 || w.kernel.cleaned != 0 {
+			w.Errorf("the other was cleaned %d times, this one %d", other.cleaned, w.kernel.cleaned)
+		}
+	})
+}
+
+func TestMetrics(t *testing.T) {
+	in(t, nil, func(w *world) {
+		r := prometheus.NewRegistry()
+		if err := w.proxy.Register(r); err != nil {
+			w.Fatal(err)
+		}
+		w.listed()
+		time.Sleep(time.Second)
+		changed := slice("a", "10.244.0.9")
+		changed.TriggerTime = time.Now().Add(-300 * time.Millisecond)
+		w.cluster.SetSlice(changed)
+		b := service("b", "10.96.0.2")
+		b.InternalLocal = true
+		w.cluster.SetService(b)
+		w.cluster.SetSlice(slice("b", "10.244.0.3"))
+		w.settle()
+		want := map[string]float64{
+			`kubeproxy_sync_full_proxy_rules_duration_seconds{ip_family="IPv4"}`:                              1,
+			`kubeproxy_sync_partial_proxy_rules_duration_seconds{ip_family="IPv4"}`:                           1,
+			`kubeproxy_sync_proxy_rules_duration_seconds{ip_family="IPv4"}`:                                   2,
+			`kubeproxy_network_programming_duration_seconds{ip_family="IPv4"}`:                                1,
+			`kubeproxy_sync_proxy_rules_service_changes_total{}`:                                              2,
+			`kubeproxy_sync_proxy_rules_endpoint_changes_total{}`:                                             3,
+			`kubeproxy_sync_proxy_rules_service_changes_pending{}`:                                            0,
+			`kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"}`: 1,
+			`kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"}`: 0,
+			`portal_proxy_services{}`: 2, `portal_proxy_frontends{}`: 2, `portal_proxy_mode{mode="nftables"}`: 1, `portal_proxy_drifts_total{}`: 0,
+		}
+		got := gathered(w, r)
+		for name, v := range want {
+			if g, ok := got[name]; !ok || g != v {
+				w.Errorf("%s is %v, want %v", name, g, v)
+			}
+		}
+	})
+}
+
+// gathered maps each series to its value, or to its number of observations.
+func gathered(w *world, r *prometheus.Registry) map[string]float64 {
+	all, err := r.Gather()
+	if err != nil {
+		w.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, family := range all {
+		for _, m := range family.Metric {
+			var labels []string
+			for _, l := range m.Label {
+				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+			}
+			v := m.GetGauge().GetValue() + m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			out[family.GetName()+"{"+strings.Join(labels, ",")+"}"] = v
+		}
+	}
+	return out
+}

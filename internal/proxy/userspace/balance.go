@@ -1,0 +1,167 @@
+package userspace
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"portal/internal/plan"
+)
+
+// frontend is a plan.Frontend with the turn of its pools.
+type frontend struct {
+	*plan.Frontend
+	turns [plan.Origins]*atomic.Uint32
+}
+
+func newFrontend(f *plan.Frontend) *frontend {
+	out := &frontend{Frontend: f}
+	for o := range f.Routes {
+		if o > 0 && f.Routes[o].Pool == f.Routes[o-1].Pool {
+			out.turns[o] = out.turns[o-1]
+			continue
+		}
+		out.turns[o] = &atomic.Uint32{}
+		out.turns[o].Store(rand.Uint32N(1 << 16))
+	}
+	return out
+}
+
+// directory is who answers where.
+type directory struct {
+	mu    sync.RWMutex
+	known map[plan.FrontendKey]*frontend
+}
+
+// find returns who answers at an address: the address' own frontend, or a node port.
+func (d *directory) find(k plan.FrontendKey) *frontend {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if f := d.known[k]; f != nil {
+		return f
+	}
+	k.Addr = netip.Addr{}
+	return d.known[k]
+}
+
+func (d *directory) set(list []*plan.Frontend) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, f := range list {
+		d.known[f.FrontendKey] = newFrontend(f)
+	}
+}
+
+// keep removes what is not wanted.
+func (d *directory) keep(wanted func(plan.FrontendKey) bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for k := range d.known {
+		if !wanted(k) {
+			delete(d.known, k)
+		}
+	}
+}
+
+func (d *directory) remove(keys []plan.FrontendKey) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, k := range keys {
+		delete(d.known, k)
+	}
+}
+
+// memory remembers clients' endpoints, and endpoints that did not answer.
+type memory struct {
+	now  func() time.Time
+	shun time.Duration
+
+	mu     sync.Mutex
+	sticky map[client]stuck
+	silent map[netip.AddrPort]time.Time // until when
+	anyBad atomic.Bool                  // so that a healthy cluster needs no lock
+}
+
+type client struct {
+	id   plan.PortID
+	addr netip.Addr
+}
+
+type stuck struct {
+	endpoint netip.AddrPort
+	until    time.Time
+}
+
+func newMemory(shun time.Duration) *memory {
+	return &memory{now: time.Now, shun: shun, sticky: map[client]stuck{}, silent: map[netip.AddrPort]time.Time{}}
+}
+
+// order lists a route's endpoints as they are to be tried: the client's own, then the others in turn, and last those that
+// did not answer lately.
+func (m *memory) order(f *frontend, o plan.Origin, from netip.Addr) []plan.Endpoint {
+	all := f.Routes[o].Pool.Endpoints
+	first := int(f.turns[o].Add(1)) % len(all)
+	out := make([]plan.Endpoint, 0, len(all))
+	out = append(append(out, all[first:]...), all[:first]...)
+	if f.Affinity == 0 && !m.anyBad.Load() {
+		return out
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	own, has := m.sticky[client{f.ID, from}]
+	has = has && f.Affinity > 0 && now.Before(own.until)
+	rank := func(e plan.Endpoint) int {
+		switch {
+		case now.Before(m.silent[e.Addr]):
+			return 2
+		case has && e.Addr == own.endpoint:
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(out, func(a, b plan.Endpoint) int { return rank(a) - rank(b) })
+	return out
+}
+
+// answered remembers which endpoint a client has.
+func (m *memory) answered(f *frontend, from netip.Addr, endpoint netip.AddrPort) {
+	if f.Affinity == 0 && !m.anyBad.Load() {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.silent, endpoint)
+	if f.Affinity > 0 {
+		m.sticky[client{f.ID, from}] = stuck{endpoint, m.now().Add(f.Affinity)}
+	}
+}
+
+// failed remembers that an endpoint did not answer.
+func (m *memory) failed(endpoint netip.AddrPort) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.silent[endpoint] = m.now().Add(m.shun)
+	m.anyBad.Store(true)
+}
+
+// forget lets go of what is over.
+func (m *memory) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	for k, s := range m.sticky {
+		if !now.Before(s.until) {
+			delete(m.sticky, k)
+		}
+	}
+	for k, until := range m.silent {
+		if !now.Before(until) {
+			delete(m.silent, k)
+		}
+	}
+	m.anyBad.Store(len(m.silent) > 0)
+}

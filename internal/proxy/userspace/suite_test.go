@@ -1,0 +1,13 @@
+package userspace
+
+import (
+	"testing"
+
+	"portal/internal/proxy/backend"
+	"portal/internal/proxy/backend/backendtest"
+)
+
+func TestSuite(t *testing.T) {
+	backendtest.Run(t, func() backend.Mode { return New(Options{}) },
+		backendtest.Options{HidesSource: true, Loopback: true, ForgetsAffinity: true, RestartBreaks: true, NotRandom: true})
+}

@@ -1,0 +1,106 @@
+// Package userspace is the proxy mode in which this process carries the traffic itself: the kernel hands connections to
+// any frontend to a few sockets, and the process connects to an endpoint and moves the data. It encodes a plan.Snapshot,
+// decides nothing about traffic and knows no other mode.
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"time"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+	"portal/internal/proxy/backend"
+)
+
+// Source is what endpoints see of the client.
+type Source uint8
+
+const (
+	// Hide: endpoints see this node's address.
+	Hide Source = iota
+	// Preserve: endpoints on this node see the client's address wherever the plan does not want it rewritten. Others see
+	// the node's: their answers would not come back this way.
+	Preserve
+	// Announce: every TCP connection begins with a PROXY protocol header (version 2), which endpoints must expect.
+	Announce
+)
+
+// Options are what an administrator may decide. Zero values mean the defaults.
+type Options struct {
+	Source Source
+	// ConnectTimeout is how long an endpoint may take to answer before the next one is tried.
+	ConnectTimeout time.Duration
+	// Shun is how long an endpoint that did not answer is only tried when no other does.
+	Shun time.Duration
+	// UDPIdle is how long the answers to a client's datagrams are waited for after the last of either side.
+	UDPIdle time.Duration
+}
+
+// New returns the mode.
+func New(o Options) backend.Mode {
+	if o.ConnectTimeout == 0 {
+		o.ConnectTimeout = time.Second
+	}
+	if o.Shun == 0 {
+		o.Shun = 10 * time.Second
+	}
+	if o.UDPIdle == 0 {
+		o.UDPIdle = time.Minute
+	}
+	return &mode{o}
+}
+
+type mode struct{ Options }
+
+func (*mode) Name() string { return "userspace" }
+
+// Probe lets the kernel check the rules without taking them.
+func (m *mode) Probe(ctx context.Context, families []intent.Family) error {
+	if os.Geteuid() != 0 {
+		return errors.New("the userspace mode redirects packets to itself: run it as root")
+	}
+	if _, err := exec.LookPath("nft"); err != nil {
+		return errors.New("the command nft was not found: install the package nftables")
+	}
+	for _, f := range families {
+		t := newTable(f, m.Source)
+		if err := nft(ctx, t.base(&plan.Facts{}, &listening{}), "--check"); err != nil {
+			return fmt.Errorf("the kernel does not take the rules that redirect IPv%d to this process: it needs nf_tables with nat, fib, reject and conntrack (%w)", f, err)
+		}
+	}
+	return nil
+}
+
+// Open starts to listen; nothing is led here before the first Apply.
+func (m *mode) Open(ctx context.Context) (backend.Backend, error) { return open(m.Options) }
+
+// Cleanup removes the tables, and the route by which answers to preserved addresses come back.
+func (m *mode) Cleanup(ctx context.Context) error {
+	var errs []error
+	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
+		if _, err := exec.LookPath("nft"); err == nil {
+			errs = append(errs, nft(ctx, newTable(f, Hide).remove()))
+		}
+		errs = append(errs, closeReturn(f))
+	}
+	return errors.Join(errs...)
+}
+
+func (m *mode) Limits() []string {
+	limits := []string{
+		"connections end when this process ends: they are its own; until it is back, new ones are led to endpoints by the kernel, unless the process was killed",
+		"SCTP Services are rejected",
+		"a client is connected before an endpoint is: one that can't be reached shows as a connection that is reset",
+	}
+	switch m.Source {
+	case Preserve:
+		return append(limits, "endpoints on other nodes see this node's address instead of the client's")
+	case Announce:
+		return append(limits, "endpoints see this node's address, and learn the client's from the PROXY protocol (TCP only)")
+	}
+	return append(limits, "endpoints see this node's address instead of the client's")
+}
