@@ -1,7 +1,9 @@
-// Command controllers measures Portal's controllers against kube-controller-manager: both work on the same API
-// server (kube-apiserver and etcd), on the same objects, one after the other in one run.
+// Command controllers measures Portal's controllers against kube-controller-manager: both work on the same API server, on
+// the same objects, one after the other in one run.
 //
-//	go run ./bench/controllers [-services 10000] [-pods 20000] [-portal .cache/bin/portal] [-peers .cache/peers]
+//	go run ./bench/controllers [-services 10000] [-pods 20000] [-api portal|kube-apiserver]
+//
+// The API server is Portal's, because it is the faster one: where writes wait for the API server, all controllers look alike.
 //
 // For each: how long a cold start takes until every EndpointSlice is written; how long a Pod's change takes to reach
 // its slice under steady changes; how many slice writes the rollover of one big Service takes. Then, for Portal alone,
@@ -16,11 +18,15 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"portal/internal/controllers/controllerstest"
+	"portal/test/harness"
 )
 
 type options struct {
@@ -30,6 +36,7 @@ type options struct {
 	churn                      time.Duration
 	big, killRoll              int
 	contenders                 string
+	api                        string
 	seed                       uint64
 }
 
@@ -44,6 +51,7 @@ func main() {
 	flag.DurationVar(&o.churn, "churn", 30*time.Second, "how long Pods change at that rate")
 	flag.IntVar(&o.big, "big", 1000, "Pods of the Service that rolls over")
 	flag.IntVar(&o.killRoll, "kill-roll", 5000, "Pods that roll over while the leader is killed; 0 leaves that out")
+	flag.StringVar(&o.api, "api", "portal", "the API server that all work on: portal or kube-apiserver")
 	flag.StringVar(&o.contenders, "contenders", "reference,reference-unlimited,portal", "who takes part: reference is kube-controller-manager as it comes, reference-unlimited the same without its client's rate limit")
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of everything random")
 	flag.Parse()
@@ -56,7 +64,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
-	config, stop, err := controllerstest.StartReference(os.TempDir(), o.peers)
+	config, stop, err := startAPI(o)
 	if err != nil {
 		return err
 	}
@@ -87,6 +95,33 @@ func run(ctx context.Context, o options) error {
 		}
 	}
 	return report(o, results, kill)
+}
+
+// startAPI starts the API server, without controllers of its own.
+func startAPI(o options) (config *rest.Config, stop func(), err error) {
+	switch o.api {
+	case "kube-apiserver":
+		return controllerstest.StartReference(os.TempDir(), o.peers)
+	case "portal":
+	default:
+		return nil, nil, fmt.Errorf("-api %s: must be portal or kube-apiserver", o.api)
+	}
+	dir, err := os.MkdirTemp("", "portal-bench-")
+	if err != nil {
+		return nil, nil, err
+	}
+	tokens := filepath.Join(dir, "tokens.csv")
+	if err := os.WriteFile(tokens, []byte(harness.KubeToken+",admin,1,system:masters\n"), 0o600); err != nil {
+		return nil, nil, err
+	}
+	api, err := harness.StartPortal(dir, "--token-auth-file", tokens, "--controllers", "none")
+	if err != nil {
+		return nil, nil, err
+	}
+	config = &rest.Config{
+		Host: api.URL, BearerToken: harness.KubeToken, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1,
+	}
+	return config, func() { api.Kill(); _ = os.RemoveAll(dir) }, nil
 }
 
 func say(format string, args ...any) {
