@@ -11,7 +11,7 @@ import (
 )
 
 // acknowledge notes that the kernel has what the snapshot says, but for what was refused, and tells those who follow.
-func (p *Proxy) acknowledge(delta *plan.Delta, refused *backend.Refused, start time.Time) {
+func (p *Proxy) acknowledge(ctx context.Context, delta *plan.Delta, refused *backend.Refused, start time.Time) {
 	now := time.Now()
 	first := !p.status.Synced
 	changes := p.changes()
@@ -30,7 +30,7 @@ func (p *Proxy) acknowledge(delta *plan.Delta, refused *backend.Refused, start t
 	}
 	p.mu.Unlock()
 	p.Health.Updated(p.families(), now)
-	p.metrics.synced(delta, p.families(), start, now, p.triggers)
+	p.metrics.synced(delta, p.snap, p.families(), start, now, p.triggers)
 	p.triggers = p.triggers[:0]
 	if len(changes) > 0 || delta.Facts || first {
 		if p.Checks != nil {
@@ -42,7 +42,7 @@ func (p *Proxy) acknowledge(delta *plan.Delta, refused *backend.Refused, start t
 	}
 	if first {
 		p.Log.Info("the kernel has been told", "services", len(p.snap.Services), "frontends", len(p.snap.Frontends), "took", now.Sub(start))
-		p.cleanup.Go(p.cleanOthers)
+		p.cleanup.Go(func() { p.cleanOthers(ctx) })
 	}
 }
 
@@ -82,14 +82,12 @@ func (p *Proxy) noteRefused(refused *backend.Refused) {
 }
 
 // cleanOthers removes what other modes left, now that this one serves: whoever changes the mode never has none.
-func (p *Proxy) cleanOthers() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
+func (p *Proxy) cleanOthers(ctx context.Context) {
 	for _, m := range p.Modes {
 		if m.Name() == p.status.Mode {
 			continue
 		}
-		if err := m.Cleanup(ctx); err != nil {
+		if err := m.Cleanup(ctx); err != nil && ctx.Err() == nil {
 			p.Log.Warn("what another proxy mode left could not be removed", "mode", m.Name(), "err", err)
 		}
 	}

@@ -146,21 +146,23 @@ func (m *metrics) failed(mode string, families []intent.Family, full bool) {
 	}
 }
 
-func (m *metrics) synced(d *plan.Delta, families []intent.Family, start, now time.Time, triggers []trigger) {
-	took := now.Sub(start).Seconds()
+func (m *metrics) synced(d *plan.Delta, s *plan.Snapshot, families []intent.Family, start, now time.Time, triggers []trigger) {
+	share := shares(d, s, families)
 	for _, f := range families {
 		name := familyName(f)
 		m.last.WithLabelValues(name).Set(seconds(now))
 		m.noLocal.WithLabelValues("internal", name).Set(float64(m.lost.of(f).Internal))
 		m.noLocal.WithLabelValues("external", name).Set(float64(m.lost.of(f).External))
-		if !concerns(d, f) {
+		part, took := share[f]
+		if !took {
 			continue
 		}
-		m.duration.WithLabelValues(name).Observe(took)
+		seconds := part * now.Sub(start).Seconds()
+		m.duration.WithLabelValues(name).Observe(seconds)
 		if d.Full {
-			m.full.WithLabelValues(name).Observe(took)
+			m.full.WithLabelValues(name).Observe(seconds)
 		} else {
-			m.partial.WithLabelValues(name).Observe(took)
+			m.partial.WithLabelValues(name).Observe(seconds)
 		}
 	}
 	for _, t := range triggers {
@@ -168,17 +170,32 @@ func (m *metrics) synced(d *plan.Delta, families []intent.Family, start, now tim
 	}
 }
 
-// concerns says whether a delta has something in a family.
-func concerns(d *plan.Delta, f intent.Family) bool {
-	if d.Full || d.Facts {
-		return true
-	}
-	for i := range d.Frontends {
-		if d.Frontends[i].Family == f {
-			return true
+// shares divides a sync among the families that it was about. Both are told to the kernel at once; kube-proxy, whose
+// figures these are to be compared with, does one after the other.
+func shares(d *plan.Delta, s *plan.Snapshot, families []intent.Family) map[intent.Family]float64 {
+	count, total := map[intent.Family]int{}, 0
+	add := func(f intent.Family) { count[f]++; total++ }
+	switch {
+	case d.Full:
+		for k := range s.Frontends {
+			add(k.Family)
+		}
+		for _, f := range families {
+			add(f)
+		}
+	case d.Facts:
+		for _, f := range families {
+			add(f)
 		}
 	}
-	return false
+	for i := range d.Frontends {
+		add(d.Frontends[i].Family)
+	}
+	out := map[intent.Family]float64{}
+	for f, n := range count {
+		out[f] = float64(n) / float64(total)
+	}
+	return out
 }
 
 func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }

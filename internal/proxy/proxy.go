@@ -116,7 +116,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	p.status.Mode, p.status.Limits = mode.Name(), mode.Limits()
 	p.mu.Unlock()
 	for _, limit := range mode.Limits() {
-		p.Log.Warn("the proxy mode has a limit", "mode", mode.Name(), "limit", limit)
+		p.Log.Info("the proxy mode has a limit", "mode", mode.Name(), "limit", limit)
 	}
 	p.Log.Info("proxying Services", "mode", mode.Name(), "node", p.Config.Node)
 	return p.loop(ctx)
@@ -209,7 +209,7 @@ func (p *Proxy) sync(ctx context.Context) {
 		}
 	}
 	p.failures, p.notUntil = 0, time.Time{}
-	p.acknowledge(delta, refused, start)
+	p.acknowledge(ctx, delta, refused, start)
 }
 
 // failed plans another try: the same once more, since that is cheap; then with nothing taken as known.

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,8 @@ import (
 
 // kernel is a mode that keeps what it is told in memory.
 type kernel struct {
+	mu sync.Mutex // orders the test's looks and touches with the loop's
+
 	name     string
 	probe    error
 	fail     error // of the next Apply, and cleared by it
@@ -45,6 +48,8 @@ func (k *kernel) Limits() []string                              { return nil }
 func (k *kernel) Close() error                                  { k.closed = true; return nil }
 
 func (k *kernel) Check(context.Context) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.lost {
 		return errors.New("the table is gone")
 	}
@@ -52,6 +57,8 @@ func (k *kernel) Check(context.Context) error {
 }
 
 func (k *kernel) Apply(_ context.Context, next *plan.Snapshot, d *plan.Delta) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.deltas, k.at = append(k.deltas, d), append(k.at, time.Now())
 	if k.tooSoon != nil && k.tooSoon() {
 		k.problems = append(k.problems, "told before everything was listed")
@@ -187,6 +194,8 @@ func in(t *testing.T, change func(*Options), test func(w *world)) {
 func (w *world) settle() { w.after(20 * time.Millisecond) }
 
 func (w *world) after(d time.Duration) {
+	w.kernel.mu.Lock()
+	w.kernel.mu.Unlock() //nolint:staticcheck // what the test did comes before what the loop does next
 	time.Sleep(d)
 	synctest.Wait()
 }

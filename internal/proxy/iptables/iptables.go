@@ -112,20 +112,12 @@ func (m *mode) Open(ctx context.Context) (backend.Backend, error) {
 	return b, nil
 }
 
-// Cleanup removes our chains and the jumps to them, in both variants, and the sysctl that we set.
+// Cleanup removes our chains and the jumps to them, in every variant, and takes back the sysctl that we set.
 func (m *mode) Cleanup(ctx context.Context) error {
 	var errs []error
-	for _, v := range []Variant{NFT, Legacy, ""} {
-		for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
-			t := tool{f, v}
-			if t.present() != nil {
-				continue
-			}
-			if n, err := t.inUse(ctx); err != nil || n == 0 {
-				errs = append(errs, err)
-				continue
-			}
-			errs = append(errs, t.cleanup(ctx))
+	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
+		for _, v := range installed(f) {
+			errs = append(errs, tool{f, v}.clear(ctx))
 		}
 	}
 	return errors.Join(errs...)
@@ -208,7 +200,7 @@ func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *p
 	return nil
 }
 
-// clear removes what an earlier process left of a family that is no longer served.
+// clear removes what is ours, where there is anything at all.
 func (t tool) clear(ctx context.Context) error {
 	if n, err := t.inUse(ctx); err != nil || n == 0 {
 		return err

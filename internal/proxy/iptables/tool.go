@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"portal/internal/intent"
@@ -119,12 +120,14 @@ func (t tool) test(ctx context.Context, table string, rules ...string) error {
 type found struct {
 	chains []string
 	jumps  map[string]bool // by the text of the rule
-	rules  int             // of everybody
 }
 
 // list reads a table.
 func (t tool) list(ctx context.Context, table string) (found, error) {
 	f := found{jumps: map[string]bool{}}
+	if t.variant == Legacy && !slices.Contains(t.legacyTables(), table) {
+		return f, nil
+	}
 	text, err := t.run(ctx, nil, t.name("-save"), "-t", table)
 	if err != nil {
 		return f, err
@@ -137,25 +140,25 @@ func (t tool) list(ctx context.Context, table string) (found, error) {
 		case bytes.HasPrefix(line, []byte(":"+prefix)):
 			name, _, _ := strings.Cut(string(line[1:]), " ")
 			f.chains = append(f.chains, name)
-		case bytes.HasPrefix(line, []byte("-A ")):
-			f.rules++
-			if !bytes.HasPrefix(line, []byte("-A "+prefix)) && bytes.Contains(line, []byte(" -j "+prefix)) {
-				f.jumps[string(line)] = true
-			}
+		case bytes.HasPrefix(line, []byte("-A ")) && !bytes.HasPrefix(line, []byte("-A "+prefix)) && bytes.Contains(line, []byte(" -j "+prefix)):
+			f.jumps[string(line)] = true
 		}
 	}
 	return f, lines.Err()
 }
 
+// legacyTables are those that the kernel has; asking for another would create it.
+func (t tool) legacyTables() []string {
+	names, _ := os.ReadFile(map[intent.Family]string{
+		intent.IPv4: "/proc/thread-self/net/ip_tables_names", intent.IPv6: "/proc/thread-self/net/ip6_tables_names",
+	}[t.family])
+	return strings.Fields(string(names))
+}
+
 // inUse says whether a variant's tables hold any rule, without making the kernel create a table.
 func (t tool) inUse(ctx context.Context) (int, error) {
-	if t.variant == Legacy {
-		names, err := os.ReadFile(map[intent.Family]string{
-			intent.IPv4: "/proc/thread-self/net/ip_tables_names", intent.IPv6: "/proc/thread-self/net/ip6_tables_names",
-		}[t.family])
-		if err != nil || len(bytes.TrimSpace(names)) == 0 {
-			return 0, nil
-		}
+	if t.variant == Legacy && len(t.legacyTables()) == 0 {
+		return 0, nil
 	}
 	text, err := t.run(ctx, nil, t.name("-save"))
 	if err != nil {
@@ -164,23 +167,31 @@ func (t tool) inUse(ctx context.Context) (int, error) {
 	return bytes.Count(text, []byte("\n-A ")) + bytes.Count(text, []byte("\n:"+prefix)), nil
 }
 
+// installed are the variants that the machine has; where commands don't tell, the one without a name.
+func installed(f intent.Family) (out []Variant) {
+	for _, v := range []Variant{NFT, Legacy} {
+		if (tool{f, v}).present() == nil {
+			out = append(out, v)
+		}
+	}
+	if out == nil && (tool{family: f}).present() == nil {
+		out = append(out, "")
+	}
+	return out
+}
+
 // pick finds the variant that this machine uses: the one that has rules already, for rules in both are a mess that
 // nobody understands; otherwise the one that the administrator chose for the plain command.
 func pick(ctx context.Context, families []intent.Family) (Variant, error) {
-	var installed []Variant
-	for _, v := range []Variant{NFT, Legacy} {
-		if (tool{families[0], v}).present() == nil {
-			installed = append(installed, v)
-		}
-	}
-	switch len(installed) {
+	all := installed(families[0])
+	switch len(all) {
 	case 0:
 		return "", (tool{family: families[0]}).present()
 	case 1:
-		return installed[0], nil
+		return all[0], nil
 	}
 	count := map[Variant]int{}
-	for _, v := range installed {
+	for _, v := range all {
 		for _, f := range families {
 			n, err := (tool{f, v}).inUse(ctx)
 			if err != nil {

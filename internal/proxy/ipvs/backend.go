@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
@@ -26,13 +27,16 @@ type balancer struct {
 	foreign map[netip.Addr]bool // Services' addresses that another device has
 	// draining are servers with endpoints, or the whole of them, that wait for their last connection to end.
 	draining map[key]bool
+	// leaving are addresses on our device that no Service has any more but living connections, and until when.
+	leaving map[netip.Addr]time.Time
+	now     func() time.Time
 	// lost: something went wrong half-way, and what the kernel has must be read again.
 	lost bool
 	turn int // of the server whose endpoints are checked next
 }
 
 func newBackend(o Options, k *kernel) *balancer {
-	return &balancer{Options: o, kernel: k, lost: true}
+	return &balancer{Options: o, kernel: k, lost: true, now: time.Now}
 }
 
 // Close ends our connections to the kernel.
@@ -113,7 +117,9 @@ func (b *balancer) all(w *work, next *plan.Snapshot) error {
 	if err != nil {
 		return err
 	}
+	slots := b.book.slots
 	b.facts, b.book = next.Facts, newBook()
+	b.book.slots = slots
 	w.rebuild = true
 	for a := range next.ClusterIPs {
 		if err := b.place(w, a); err != nil {
@@ -132,7 +138,32 @@ func (b *balancer) all(w *work, next *plan.Snapshot) error {
 	for at := range b.have {
 		w.servers[at] = true
 	}
+	b.note(w)
 	return nil
+}
+
+// note finds out what changes for the pools with affinity that were touched.
+func (b *balancer) note(w *work) {
+	for at := range w.servers {
+		if !sticky(at.mark) || at.mark&maxSlot != 0 {
+			continue
+		}
+		old, now := b.book.told[at], b.book.targets[at].elements(at)
+		for e := range old {
+			if !now[e] {
+				w.change(at.family, e, false)
+			}
+		}
+		for e := range now {
+			if !old[e] {
+				w.change(at.family, e, true)
+			}
+		}
+		if b.book.told[at] = now; len(now) == 0 {
+			delete(b.book.told, at)
+			delete(b.book.slots, at)
+		}
+	}
 }
 
 // read learns what the kernel has of ours, and the marks that frontends had.
@@ -140,21 +171,29 @@ func (b *balancer) read() (marks map[plan.FrontendKey][plan.Origins]uint32, err 
 	if b.held, err = b.kernel.device.list(); err != nil {
 		return nil, err
 	}
-	marks, noted, err := b.kernel.rules.read()
+	found, err := b.kernel.rules.read()
 	if err != nil {
 		return nil, err
 	}
-	maps.Copy(noted, b.held)
-	if b.have, err = b.kernel.ours(noted); err != nil {
+	maps.Copy(found.addrs, b.held)
+	if b.have, err = b.kernel.ours(found.addrs); err != nil {
 		return nil, err
 	}
-	b.foreign, b.draining = map[netip.Addr]bool{}, map[key]bool{}
-	return marks, nil
+	b.foreign, b.draining, b.leaving = map[netip.Addr]bool{}, map[key]bool{}, map[netip.Addr]time.Time{}
+	if b.book == nil {
+		b.book = newBook()
+		b.book.slots = found.slots
+	}
+	return found.marks, nil
 }
 
 // place sees to it that an address is on our device, unless another device has it.
 func (b *balancer) place(w *work, a netip.Addr) error {
 	delete(w.off, a)
+	if _, leaves := b.leaving[a]; leaves {
+		delete(b.leaving, a)
+		w.change(intent.FamilyOf(a), goneElement(a), false)
+	}
 	if b.held[a] || b.foreign[a] || w.on[a] {
 		return nil
 	}
@@ -188,10 +227,8 @@ func (b *balancer) put(w *work, f *plan.Frontend, before [plan.Origins]uint32) e
 
 // touch notes what a frontend that came or went has to do with.
 func (b *balancer) touch(w *work, e *encoded, comes bool) {
-	for o, at := range e.servers {
-		if e.Routes[o].Pool != nil {
-			w.servers[at] = true
-		}
+	for _, at := range b.book.serversOf(e) {
+		w.servers[at] = true
 	}
 	for _, el := range e.elements() {
 		w.change(e.Family, el, comes)
@@ -218,7 +255,8 @@ func (b *balancer) some(w *work, next *plan.Snapshot, d *plan.Delta) error {
 		if e := b.book.frontends[c.FrontendKey]; e != nil {
 			note(e.Frontend)
 			before[c.FrontendKey] = e.marks()
-			b.touch(w, b.book.drop(c.FrontendKey), false)
+			b.touch(w, e, false)
+			b.book.drop(c.FrontendKey)
 		}
 	}
 	for _, c := range d.Frontends {
@@ -242,7 +280,7 @@ func (b *balancer) some(w *work, next *plan.Snapshot, d *plan.Delta) error {
 	for _, a := range leaving {
 		if a.IsValid() && b.book.uses[a] == 0 && next.ClusterIPs[a] == 0 {
 			delete(b.foreign, a)
-			if b.held[a] {
+			if _, leaves := b.leaving[a]; b.held[a] && !leaves {
 				w.off[a] = true
 			}
 		}
@@ -252,6 +290,7 @@ func (b *balancer) some(w *work, next *plan.Snapshot, d *plan.Delta) error {
 			w.change(intent.FamilyOf(a), hairpinElement(a), now)
 		}
 	}
+	b.note(w)
 	return nil
 }
 
@@ -271,24 +310,17 @@ func (b *balancer) tell(w *work) error {
 		}
 		b.held[a] = true
 	}
+	for a := range w.off {
+		b.leaving[a] = b.now().Add(leaveWithin)
+	}
 	var errs []error
 	for at := range w.servers {
-		errs = append(errs, b.lower(at, w.off[at.addr]))
-	}
-	for a := range w.off {
-		if err := b.kernel.device.del(a); err != nil {
-			errs = append(errs, fmt.Errorf("take %v from %s: %w", a, deviceName, err))
-		}
+		errs = append(errs, b.lower(at))
 	}
 	if err := errors.Join(errs...); err != nil || len(w.off) == 0 {
 		return err
 	}
-	late := newWork()
-	for a := range w.off {
-		delete(b.held, a)
-		late.change(intent.FamilyOf(a), vipElement(a), false)
-	}
-	return b.kernel.rules.change(late.del, late.add)
+	return b.leave(w.off)
 }
 
 // raiseAll raises those of the servers that pass.
@@ -310,6 +342,9 @@ func (b *balancer) tellRules(w *work) error {
 		for a := range w.on {
 			w.change(intent.FamilyOf(a), vipElement(a), true)
 		}
+		for a := range w.off {
+			w.change(intent.FamilyOf(a), goneElement(a), true)
+		}
 		return b.kernel.rules.change(w.del, w.add)
 	}
 	all := map[intent.Family]map[element]bool{}
@@ -328,6 +363,14 @@ func (b *balancer) tellRules(w *work) error {
 	}
 	for a := range b.book.endpoints {
 		put(intent.FamilyOf(a), hairpinElement(a))
+	}
+	for at, list := range b.book.told {
+		for e := range list {
+			put(at.family, e)
+		}
+	}
+	for a := range w.off {
+		put(intent.FamilyOf(a), goneElement(a))
 	}
 	for _, addrs := range []map[netip.Addr]bool{b.held, w.on} {
 		for a := range addrs {

@@ -85,7 +85,7 @@ func (r *run) differs() string {
 	endpoints := map[netip.Addr]bool{}
 	for k, f := range r.snap.Frontends {
 		for o, route := range f.Routes {
-			v, to, sticky := r.fake.route(k, plan.Origin(o))
+			v, to, stays := r.fake.route(k, plan.Origin(o))
 			if v != verdictOf(route) {
 				return fmt.Sprintf("%v from %v: verdict %d, want %d", k, plan.Origin(o), v, verdictOf(route))
 			}
@@ -97,8 +97,8 @@ func (r *run) differs() string {
 				want[e.Addr] = true
 				endpoints[e.Addr.Addr()] = true
 			}
-			if !maps.Equal(to, want) || sticky != stickyFor(f.Affinity) {
-				return fmt.Sprintf("%v from %v: to %v for %d s, want %v for %v", k, plan.Origin(o), to, sticky, want, f.Affinity)
+			if !maps.Equal(to, want) || stays != f.Affinity {
+				return fmt.Sprintf("%v from %v: to %v for %v, want %v for %v", k, plan.Origin(o), to, stays, want, f.Affinity)
 			}
 		}
 	}
@@ -112,6 +112,13 @@ func (r *run) differs() string {
 		}
 	}
 	maps.DeleteFunc(held, func(_ netip.Addr, here bool) bool { return !here })
+	for at, s := range r.fake.table {
+		for _, d := range s.dests {
+			if at.mark == 0 && at != foreign && d.living > 0 && !held[at.addr] {
+				held[at.addr] = true
+			}
+		}
+	}
 	if !maps.Equal(held, r.fake.addrs) {
 		return fmt.Sprintf("addresses %v, want %v", r.fake.addrs, held)
 	}
@@ -209,9 +216,9 @@ func (r *run) connect(t *rapid.T) {
 	n := rapid.IntRange(0, 2).Draw(t, "connections")
 	for at, s := range r.fake.table {
 		for _, d := range s.dests {
-			d.connections = 0
+			d.connections, d.living = 0, 0
 			if at.protocol == intent.TCP {
-				d.connections = n
+				d.connections, d.living = n, min(n, 1)
 			}
 		}
 	}
@@ -294,17 +301,71 @@ func TestAffinityIsShared(t *testing.T) {
 		s.ExternalIPs = []netip.Addr{addr("198.51.100.1")}
 	}
 	applied(t, r, service("a", "10.96.0.1", sticky, "10.244.1.1", "10.244.1.2"))
-	if len(r.fake.table) != 1 {
+	// One for the pool, one for each endpoint.
+	if len(r.fake.table) != 3 {
 		t.Fatalf("%d servers for one port", len(r.fake.table))
 	}
-	before := maps.Clone(r.fake.table)
+	before := map[key]map[netip.AddrPort]bool{}
+	for at, s := range r.fake.table {
+		before[at] = s.open()
+	}
 	applied(t, r, service("b", "10.96.0.2", sticky, "10.244.1.3"), service("a", "10.96.0.1", sticky, "10.244.1.1", "10.244.1.2", "10.244.1.3"))
 	r.restart()
 	applied(t, r)
-	for at := range before {
-		if r.fake.table[at] == nil || len(r.fake.table[at].dests) != 3 {
-			t.Fatalf("%v is now %+v", at, r.fake.table[at])
+	for at, was := range before {
+		if now := r.fake.table[at]; now == nil || len(was) == 1 && !maps.Equal(now.open(), was) || len(was) == 2 && len(now.dests) != 3 {
+			t.Fatalf("%v was %v, is now %+v", at, was, now)
 		}
+	}
+	// Who comes for one that left gets another slot than it had.
+	applied(t, r, service("a", "10.96.0.1", sticky, "10.244.1.1", "10.244.1.3"), service("b", "10.96.0.2", nil))
+	applied(t, r, service("a", "10.96.0.1", sticky, "10.244.1.1", "10.244.1.3", "10.244.1.4"))
+	for at, was := range before {
+		if now := r.fake.table[at]; was[netip.MustParseAddrPort("10.244.1.2:8080")] && len(was) == 1 && now != nil {
+			t.Fatalf("%v was %v, is now %+v", at, was, now)
+		}
+	}
+}
+
+// TestLeaving: an address that no Service has any more stays while somebody is connected through it, and then goes; but
+// not for ever, and not for connections that are closed.
+func TestLeaving(t *testing.T) {
+	r := newRun()
+	clock := time.Unix(1000, 0)
+	a, at := addr("10.96.0.1"), key{family: intent.IPv4, addr: addr("10.96.0.1"), protocol: intent.TCP, port: 80}
+	to := netip.MustParseAddrPort("10.244.1.1:8080")
+	gone := func(connections, living int) {
+		r.restart()
+		r.back.now = func() time.Time { return clock }
+		applied(t, r, service("a", "10.96.0.1", nil, "10.244.1.1"))
+		r.fake.table[at].dests[to].connections, r.fake.table[at].dests[to].living = connections, living
+		r.snap.Delete(intent.Key{Namespace: "ns", Name: "a"})
+		if err := r.apply(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sweep := func(want bool) {
+		t.Helper()
+		if err := r.back.Check(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if r.fake.addrs[a] != want || (r.fake.table[at] != nil) != want || r.fake.nft[intent.IPv4][vipElement(a)] != want || r.fake.nft[intent.IPv4][goneElement(a)] != want {
+			t.Fatalf("address %v, server %v, want %v", r.fake.addrs[a], r.fake.table[at], want)
+		}
+	}
+	gone(5, 0)
+	sweep(false)
+	gone(5, 1)
+	sweep(true)
+	r.fake.table[at].dests[to].living = 0
+	sweep(false)
+	gone(5, 1)
+	clock = clock.Add(leaveWithin + time.Second)
+	sweep(false)
+	gone(5, 1)
+	applied(t, r, service("a", "10.96.0.1", nil, "10.244.1.1"))
+	if r.fake.nft[intent.IPv4][goneElement(a)] {
+		t.Fatal("an address that is back is still taken for gone")
 	}
 }
 

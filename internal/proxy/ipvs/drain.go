@@ -3,6 +3,8 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -11,7 +13,7 @@ import (
 
 // raise makes a server, and what is wanted of its endpoints. An endpoint that was leaving is welcome again.
 func (b *balancer) raise(at key, t *target) error {
-	have, err := b.raiseServer(at, b.server(t))
+	have, err := b.raiseServer(at, b.server())
 	if err != nil {
 		return err
 	}
@@ -62,14 +64,14 @@ func (b *balancer) raiseServer(at key, want *server) (*server, error) {
 	return want, nil
 }
 
-// lower takes away what is not wanted of a server: at once if gone is set, since then its address is no longer here;
-// otherwise when its last connection has ended. UDP has no connections; its flows are moved at once.
-func (b *balancer) lower(at key, gone bool) error {
+// lower takes away what is not wanted of a server, when its last connection has ended. UDP has no connections; its flows
+// are moved at once.
+func (b *balancer) lower(at key) error {
 	have, t := b.have[at], b.book.targets[at]
 	if have == nil {
 		return nil
 	}
-	if t == nil && (gone || !drains(at)) {
+	if t == nil && !drains(at) {
 		return b.end(at)
 	}
 	unwanted := false
@@ -107,7 +109,7 @@ func (b *balancer) reap(at key, t *target) error {
 		if d.weight > 0 || t.wants(to) {
 			continue
 		}
-		if n := now[to]; n != nil && n.connections > 0 && drains(at) {
+		if n := now[to]; n != nil && b.waitsFor(at, n) {
 			left++
 			continue
 		}
@@ -125,6 +127,40 @@ func (b *balancer) reap(at key, t *target) error {
 		delete(b.draining, at)
 	}
 	return nil
+}
+
+// waitsFor says whether an endpoint's connections are worth keeping it. Those that are closed are remembered by IPVS for
+// minutes, in case a packet comes late; for that alone an address isn't kept.
+func (b *balancer) waitsFor(at key, d *dest) bool {
+	if until, leaves := b.leaving[at.addr]; leaves {
+		return drains(at) && d.living > 0 && b.now().Before(until)
+	}
+	return drains(at) && d.connections > 0
+}
+
+// leaveWithin is how long living connections keep an address that no Service has any more. It may be needed elsewhere.
+const leaveWithin = 5 * time.Minute
+
+// leave takes addresses from the device that have no servers any more.
+func (b *balancer) leave(addrs map[netip.Addr]bool) error {
+	busy := map[netip.Addr]bool{}
+	for at := range b.have {
+		busy[at.addr] = true
+	}
+	late := newWork()
+	for a := range addrs {
+		if busy[a] {
+			continue
+		}
+		if err := b.kernel.device.del(a); err != nil {
+			return fmt.Errorf("take %v from %s: %w", a, deviceName, err)
+		}
+		delete(b.held, a)
+		delete(b.leaving, a)
+		late.change(intent.FamilyOf(a), vipElement(a), false)
+		late.change(intent.FamilyOf(a), goneElement(a), false)
+	}
+	return b.kernel.rules.change(late.del, late.add)
 }
 
 // drains says whether a server's connections are waited for.
@@ -145,6 +181,13 @@ func (b *balancer) sweep() error {
 	var errs []error
 	for at := range b.draining {
 		errs = append(errs, b.reap(at, b.book.targets[at]))
+	}
+	if len(b.leaving) > 0 {
+		addrs := map[netip.Addr]bool{}
+		for a := range b.leaving {
+			addrs[a] = true
+		}
+		errs = append(errs, b.leave(addrs))
 	}
 	return errors.Join(errs...)
 }

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"encoding/binary"
 	"net/netip"
+	"time"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
@@ -14,6 +15,13 @@ const (
 	hairpinSet = "hairpin" // endpoint . endpoint
 	rangedSet  = "ranged"  // frontends that only some sources may use
 	sourcesSet = "sources" // frontend . source, as intervals
+	goneSet    = "gone"    // addresses on our device that no Service has any more
+
+	stickySet   = "sticky"   // pool's mark : what to do for a client that may have an endpoint
+	learnSet    = "learn"    // pool's mark : what to do once an endpoint has been chosen
+	membersSet  = "members"  // marks of endpoints that are there
+	slotsSet    = "slots"    // pool's mark . endpoint : pool's mark . endpoint's mark
+	affinitySet = "affinity" // client . pool's mark : endpoint's mark, for a time
 )
 
 // routes and marks are maps by origin: the verdict on a frontend, and the mark by which IPVS finds its pool.
@@ -29,6 +37,8 @@ type element struct {
 	key, end string
 	verdict  verdict
 	mark     uint32
+	// affinity is for how long, in the two maps that lead to chains by it.
+	affinity time.Duration
 }
 
 // verdict is what becomes of a packet in a routes map.
@@ -86,6 +96,28 @@ func verdictOf(r plan.Route) verdict {
 	return forward
 }
 
+// elements are those of a pool with affinity.
+func (t *target) elements(at key) map[element]bool {
+	out := map[element]bool{}
+	if t == nil || t.affinity == 0 {
+		return out
+	}
+	pool := string(number(at.mark))
+	out[element{set: stickySet, key: pool, affinity: t.affinity}] = true
+	out[element{set: learnSet, key: pool, affinity: t.affinity}] = true
+	for to, slot := range t.slots {
+		out[element{set: membersSet, key: string(number(at.mark | slot))}] = true
+		out[element{set: slotsSet, key: pool + string(endpointBytes(to)), mark: at.mark | slot}] = true
+	}
+	return out
+}
+
+func endpointBytes(a netip.AddrPort) []byte {
+	return append(binary.BigEndian.AppendUint16(a.Addr().AsSlice(), a.Port()), 0, 0)
+}
+
+func goneElement(a netip.Addr) element { return element{set: goneSet, key: string(a.AsSlice())} }
+
 func vipElement(a netip.Addr) element { return element{set: vipsSet, key: string(a.AsSlice())} }
 
 func hairpinElement(a netip.Addr) element {
@@ -117,6 +149,19 @@ func lastOf(p netip.Prefix) netip.Addr {
 	}
 	a, _ := netip.AddrFromSlice(b)
 	return a
+}
+
+// decodeSlot reads a key of slots back.
+func decodeSlot(b []byte, f intent.Family) (pool key, to netip.AddrPort, ok bool) {
+	width := 4
+	if f == intent.IPv6 {
+		width = 16
+	}
+	if len(b) != width+8 {
+		return pool, to, false
+	}
+	a, _ := netip.AddrFromSlice(b[4 : 4+width])
+	return marked(binary.NativeEndian.Uint32(b), f), netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[4+width:])), true
 }
 
 // decodeFrontend reads a key back.

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
-	"portal/internal/intent"
 	"portal/internal/plan"
 )
 
@@ -32,13 +30,18 @@ type book struct {
 	targets   map[key]*target
 	// pools are the servers by mark of a Service's port.
 	pools map[plan.PortID][]key
+	// told are the elements that rules have for a pool with affinity.
+	told map[key]map[element]bool
+	// slots are those that endpoints of a pool had before this book was begun.
+	slots map[key]map[netip.AddrPort]uint32
 	// uses counts the frontends on an address, endpoints those that lead to one.
 	uses, endpoints map[netip.Addr]int
-	last            uint32 // mark given out
+	last            uint32 // number given out
 }
 
 func newBook() *book {
 	return &book{
+		told: map[key]map[element]bool{}, slots: map[key]map[netip.AddrPort]uint32{},
 		frontends: map[plan.FrontendKey]*encoded{}, targets: map[key]*target{}, pools: map[plan.PortID][]key{},
 		uses: map[netip.Addr]int{}, endpoints: map[netip.Addr]int{},
 	}
@@ -55,14 +58,6 @@ func encodable(f *plan.Frontend) error {
 		}
 	}
 	return nil
-}
-
-// stickyFor is IPVS' idea of affinity: whole seconds, at least one.
-func stickyFor(d time.Duration) uint32 {
-	if d <= 0 {
-		return 0
-	}
-	return uint32(max(1, (d+time.Second-1)/time.Second))
 }
 
 // byAddress says whether a frontend gets a virtual server of its own address: it must be on our device (by which we know
@@ -98,13 +93,15 @@ func (b *book) put(f *plan.Frontend, onDevice bool, before [plan.Origins]uint32,
 			at = b.markFor(f, r.Pool, before[o], taken)
 		}
 		e.servers[o] = at
-		t := b.targets[at]
-		if t == nil {
-			t = &target{users: map[plan.FrontendKey]struct{}{}}
-			b.targets[at] = t
+		t := b.target(at, r.Pool, f)
+		if t.affinity = f.Affinity; f.Affinity > 0 {
+			b.seat(at, t)
+			for _, endpoint := range r.Pool.Endpoints {
+				if slot := t.slots[endpoint.Addr]; slot != 0 {
+					b.target(marked(at.mark|slot, at.family), &plan.Pool{ID: r.Pool.ID, Endpoints: []plan.Endpoint{endpoint}}, f)
+				}
+			}
 		}
-		t.pool, t.sticky = r.Pool, stickyFor(f.Affinity)
-		t.users[f.FrontendKey] = struct{}{}
 		b.count(r.Pool, 1)
 	}
 	b.frontends[f.FrontendKey] = e
@@ -114,27 +111,84 @@ func (b *book) put(f *plan.Frontend, onDevice bool, before [plan.Origins]uint32,
 	return e
 }
 
+// target notes a frontend's wish for a server.
+func (b *book) target(at key, p *plan.Pool, f *plan.Frontend) *target {
+	t := b.targets[at]
+	if t == nil {
+		t = &target{pool: p, users: map[plan.FrontendKey]struct{}{}}
+		b.targets[at] = t
+	}
+	t.users[f.FrontendKey] = struct{}{}
+	return t
+}
+
+// seat gives each endpoint of a pool with affinity a slot, the one it had if it can.
+func (b *book) seat(at key, t *target) {
+	if t.slots != nil {
+		return
+	}
+	before := b.slots[at]
+	taken := map[uint32]bool{}
+	t.slots = map[netip.AddrPort]uint32{}
+	for _, e := range t.pool.Endpoints {
+		if slot := before[e.Addr]; slot != 0 {
+			t.slots[e.Addr], taken[slot] = slot, true
+		}
+	}
+	// Slots of endpoints that left are used last: their clients shall not all go to one that comes.
+	next := uint32(1)
+	for _, slot := range before {
+		next = max(next, slot+1)
+	}
+	for _, e := range t.pool.Endpoints {
+		if t.slots[e.Addr] != 0 || len(t.slots) == maxSlot {
+			continue
+		}
+		for next > maxSlot || taken[next] {
+			next = next%maxSlot + 1
+		}
+		t.slots[e.Addr], taken[next] = next, true
+	}
+	b.slots[at] = t.slots
+}
+
+// serversOf are those of a frontend: its pools', and their endpoints' where clients stay with them.
+func (b *book) serversOf(e *encoded) (out []key) {
+	for o, at := range e.servers {
+		if e.Routes[o].Pool == nil || slices.Contains(out, at) {
+			continue
+		}
+		out = append(out, at)
+		if t := b.targets[at]; t != nil {
+			for _, slot := range t.slots {
+				out = append(out, marked(at.mark|slot, at.family))
+			}
+		}
+	}
+	return out
+}
+
 // markFor finds the server by mark of a pool: the one that other frontends use already, the one that it had, or a new
 // one.
 func (b *book) markFor(f *plan.Frontend, p *plan.Pool, before uint32, taken func(key) bool) key {
 	for _, at := range b.pools[f.ID] {
-		if t := b.targets[at]; t.sticky == stickyFor(f.Affinity) && (t.pool == p || t.pool.Equal(p)) {
+		if t := b.targets[at]; t.affinity == f.Affinity && (t.pool == p || t.pool.Equal(p)) {
 			return at
 		}
 	}
 	at := marked(before, f.Family)
-	if at.protocol != f.Protocol || b.targets[at] != nil {
-		at = b.fresh(f.Family, f.Protocol, taken)
+	if at.protocol != f.Protocol || sticky(before) != (f.Affinity > 0) || b.targets[at] != nil {
+		at = b.fresh(f, taken)
 	}
 	b.pools[f.ID] = append(b.pools[f.ID], at)
 	return at
 }
 
 // fresh finds a mark that nothing uses, not even connections that are draining.
-func (b *book) fresh(family intent.Family, protocol intent.Protocol, taken func(key) bool) key {
+func (b *book) fresh(f *plan.Frontend, taken func(key) bool) key {
 	for {
-		b.last = b.last%maxNumber + 1
-		at := marked(markOf(protocol, b.last), family)
+		b.last = b.last%maxNumber(f.Affinity > 0) + 1
+		at := marked(markOf(f.Protocol, f.Affinity > 0, b.last), f.Family)
 		if b.targets[at] == nil && !taken(at) {
 			return at
 		}
@@ -142,36 +196,28 @@ func (b *book) fresh(family intent.Family, protocol intent.Protocol, taken func(
 }
 
 // drop removes a frontend, and the servers that nobody else uses.
-func (b *book) drop(k plan.FrontendKey) *encoded {
+func (b *book) drop(k plan.FrontendKey) {
 	e := b.frontends[k]
-	if e == nil {
-		return nil
-	}
 	delete(b.frontends, k)
-	for o, at := range e.servers {
-		if e.Routes[o].Pool == nil {
-			continue
+	for _, r := range e.Routes {
+		if r.Pool != nil {
+			b.count(r.Pool, -1)
 		}
-		b.count(e.Routes[o].Pool, -1)
+	}
+	for _, at := range b.serversOf(e) {
 		t := b.targets[at]
-		if t == nil {
-			continue
-		}
 		if delete(t.users, k); len(t.users) > 0 {
 			continue
 		}
 		delete(b.targets, at)
-		if at.mark != 0 {
-			left := slices.DeleteFunc(b.pools[e.ID], func(other key) bool { return other == at })
-			if b.pools[e.ID] = left; len(left) == 0 {
-				delete(b.pools, e.ID)
-			}
+		left := slices.DeleteFunc(b.pools[e.ID], func(other key) bool { return other == at })
+		if b.pools[e.ID] = left; len(left) == 0 {
+			delete(b.pools, e.ID)
 		}
 	}
 	if k.Addr.IsValid() {
 		count(b.uses, k.Addr, -1)
 	}
-	return e
 }
 
 func (b *book) count(p *plan.Pool, by int) {

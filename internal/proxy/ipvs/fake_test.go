@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,7 +48,7 @@ type fakeDirector struct{ *fake }
 func (f fakeDirector) servers() (map[key]*server, error) {
 	out := map[key]*server{}
 	for at, s := range f.table {
-		out[at] = &server{scheduler: s.scheduler, sticky: s.sticky, ports: s.ports}
+		out[at] = &server{scheduler: s.scheduler, ports: s.ports, persistent: s.persistent}
 	}
 	return out, nil
 }
@@ -70,7 +71,7 @@ func (f fakeDirector) addServer(at key, s *server) error {
 	if f.table[at] != nil {
 		return unix.EEXIST
 	}
-	f.table[at] = &server{s.scheduler, s.sticky, s.ports, map[netip.AddrPort]*dest{}}
+	f.table[at] = &server{s.scheduler, s.ports, s.persistent, map[netip.AddrPort]*dest{}}
 	return nil
 }
 
@@ -80,7 +81,7 @@ func (f fakeDirector) setServer(at key, s *server) error {
 	if have == nil {
 		return unix.ESRCH
 	}
-	have.scheduler, have.sticky, have.ports = s.scheduler, s.sticky, s.ports
+	have.scheduler, have.ports, have.persistent = s.scheduler, s.ports, s.persistent
 	return nil
 }
 
@@ -165,25 +166,32 @@ func (f fakeRules) probe() error { return nil }
 func (f fakeRules) check() error { return nil }
 func (f fakeRules) close()       {}
 
-func (f fakeRules) read() (map[plan.FrontendKey][plan.Origins]uint32, map[netip.Addr]bool, error) {
-	out, addrs := map[plan.FrontendKey][plan.Origins]uint32{}, map[netip.Addr]bool{}
+func (f fakeRules) read() (*found, error) {
+	out := &found{map[plan.FrontendKey][plan.Origins]uint32{}, map[netip.Addr]bool{}, map[key]map[netip.AddrPort]uint32{}}
 	for family, list := range f.nft {
 		for e := range list {
-			if e.set == vipsSet {
+			switch e.set {
+			case vipsSet:
 				a, _ := netip.AddrFromSlice([]byte(e.key))
-				addrs[a] = true
+				out.addrs[a] = true
+			case slotsSet:
+				pool, to, _ := decodeSlot([]byte(e.key), family)
+				if out.slots[pool] == nil {
+					out.slots[pool] = map[netip.AddrPort]uint32{}
+				}
+				out.slots[pool][to] = e.mark & maxSlot
 			}
 			for o := range plan.Origins {
 				if e.set == marksMap[o] {
 					k, _ := decodeFrontend([]byte(e.key), family)
-					m := out[k]
+					m := out.marks[k]
 					m[o] = e.mark
-					out[k] = m
+					out.marks[k] = m
 				}
 			}
 		}
 	}
-	return out, addrs, nil
+	return out, nil
 }
 
 var errInjected = errors.New("injected")
@@ -244,8 +252,8 @@ func (f fakeRules) unique() error {
 
 func (f fakeRules) remove() error { clear(f.nft); return nil }
 
-// route follows a packet: the verdict on it, and the endpoints that may get it with the server's affinity.
-func (f *fake) route(k plan.FrontendKey, o plan.Origin) (v verdict, to map[netip.AddrPort]bool, sticky uint32) {
+// route follows a packet: the verdict on it, the endpoints that may get it, and for how long its client stays.
+func (f *fake) route(k plan.FrontendKey, o plan.Origin) (v verdict, to map[netip.AddrPort]bool, stays time.Duration) {
 	at := key{family: k.Family, addr: k.Addr, protocol: k.Protocol, port: k.Port}
 	raw := string(frontendBytes(k))
 	for e := range f.nft[k.Family] {
@@ -266,11 +274,44 @@ func (f *fake) route(k plan.FrontendKey, o plan.Origin) (v verdict, to map[netip
 	if at.mark == 0 && !f.addrs[k.Addr] {
 		return none, nil, 0
 	}
-	to = map[netip.AddrPort]bool{}
+	return v, s.open(), f.stays(at)
+}
+
+// open are the endpoints that get new connections.
+func (s *server) open() map[netip.AddrPort]bool {
+	to := map[netip.AddrPort]bool{}
 	for e, d := range s.dests {
 		if d.weight > 0 {
 			to[e] = true
 		}
 	}
-	return v, to, s.sticky
+	return to
+}
+
+// stays is for how long clients of a pool keep their endpoint; -1 where the rules contradict each other.
+func (f *fake) stays(pool key) time.Duration {
+	var stick, learn time.Duration
+	slots := 0
+	for e := range f.nft[pool.family] {
+		switch {
+		case e.key == string(number(pool.mark)) && e.set == stickySet:
+			stick = e.affinity
+		case e.key == string(number(pool.mark)) && e.set == learnSet:
+			learn = e.affinity
+		case e.set == slotsSet:
+			of, to, _ := decodeSlot([]byte(e.key), pool.family)
+			if of != pool {
+				continue
+			}
+			slots++
+			own := f.table[marked(e.mark, pool.family)]
+			if own == nil || !maps.Equal(own.open(), map[netip.AddrPort]bool{to: true}) || !f.nft[pool.family][element{set: membersSet, key: string(number(e.mark))}] {
+				return -1
+			}
+		}
+	}
+	if stick != learn || stick > 0 && slots != len(f.table[pool].open()) || stick == 0 && slots > 0 {
+		return -1
+	}
+	return stick
 }

@@ -152,10 +152,6 @@ func (k key) service() *driver.Service {
 func (s *server) service(at key) *driver.Service {
 	out := at.service()
 	out.SchedName = s.scheduler
-	if s.sticky > 0 {
-		out.Flags |= flagPersistent
-		out.Timeout = s.sticky
-	}
 	if s.ports {
 		out.Flags |= flagPorts
 	}
@@ -178,11 +174,7 @@ func (d *ipvs) servers() (map[key]*server, error) {
 			at.addr, _ = netip.AddrFromSlice(s.Address)
 			at.protocol, at.port = intent.Protocol(s.Protocol), s.Port
 		}
-		have := &server{scheduler: s.SchedName, ports: s.Flags&flagPorts != 0}
-		if s.Flags&flagPersistent != 0 {
-			have.sticky = s.Timeout
-		}
-		out[at] = have
+		out[at] = &server{scheduler: s.SchedName, ports: s.Flags&flagPorts != 0, persistent: s.Flags&flagPersistent != 0}
 	}
 	return out, nil
 }
@@ -195,7 +187,7 @@ func (d *ipvs) dests(at key) (map[netip.AddrPort]*dest, error) {
 	out := map[netip.AddrPort]*dest{}
 	for _, e := range list {
 		a, _ := netip.AddrFromSlice(e.Address)
-		out[netip.AddrPortFrom(a, e.Port)] = &dest{e.Weight, e.ActiveConnections + e.InactiveConnections}
+		out[netip.AddrPortFrom(a, e.Port)] = &dest{e.Weight, e.ActiveConnections + e.InactiveConnections, e.ActiveConnections}
 	}
 	return out, nil
 }

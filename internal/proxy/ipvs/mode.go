@@ -68,9 +68,9 @@ func (m *mode) Name() string { return "ipvs" }
 func (m *mode) Limits() []string {
 	return []string{
 		"node ports are not served on loopback addresses (127.0.0.1, ::1)",
-		"a client with affinity stays with its endpoint until IPVS has also forgotten its connections, up to two minutes after they ended",
-		"connections to an address end when the last Service that has the address goes",
-		"the node's own connections to Services always come from the node's address, masqueraded or not",
+		"connections to an address that no Service has any more end after five minutes at the latest",
+		"the node's own connections to Services always come from an address of the node, also where the plan would leave them as they are",
+		fmt.Sprintf("of the endpoints of a Service with affinity, at most %d keep their clients", maxSlot),
 	}
 }
 
@@ -103,8 +103,8 @@ func (m *mode) Probe(_ context.Context, families []intent.Family) error {
 	}
 	defer k.close()
 	for _, f := range families {
-		probe := key{mark: markBase | probeNumber, family: f}
-		if err := k.director.addServer(probe, m.server(&target{})); err != nil {
+		probe := key{mark: probeMark, family: f}
+		if err := k.director.addServer(probe, m.server()); err != nil {
 			return fmt.Errorf("the kernel refuses the IPVS scheduler %q for IPv%d (%w): load the module ip_vs_%s, or choose another --ipvs-scheduler", m.Scheduler, f, err, m.Scheduler)
 		}
 		if err := k.director.delServer(probe); err != nil {
@@ -136,12 +136,12 @@ func (k *kernel) cleanup() error {
 	if err != nil {
 		return err
 	}
-	_, noted, err := k.rules.read()
+	found, err := k.rules.read()
 	if err != nil {
 		return err
 	}
-	maps.Copy(noted, held)
-	servers, err := k.ours(noted)
+	maps.Copy(found.addrs, held)
+	servers, err := k.ours(found.addrs)
 	errs := []error{err}
 	for at := range servers {
 		errs = append(errs, k.director.delServer(at))

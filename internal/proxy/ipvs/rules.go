@@ -3,6 +3,7 @@ package ipvs
 import (
 	"encoding/binary"
 	"net/netip"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -48,6 +49,7 @@ func (r *ruler) chains() []chain {
 	for o := range plan.Origins {
 		out = append(out, chain{name: routesMap[o], rules: r.from(o)})
 	}
+	chosen := []rule{r.byMark(learnSet), r.unmark()}
 	toClassify := []rule{{&expr.Verdict{Kind: expr.VerdictJump, Chain: classifyChain}}}
 	return append(out,
 		chain{name: classifyChain, rules: r.classify()},
@@ -55,7 +57,9 @@ func (r *ruler) chains() []chain {
 		chain{name: "input", hook: nftables.ChainHookInput, priority: *nftables.ChainPriorityFilter, rules: toClassify},
 		// IPVS looks at what goes out right after the destination's translation, which is at -100.
 		chain{name: "output", hook: nftables.ChainHookOutput, priority: *nftables.ChainPriorityMangle, rules: toClassify},
-		chain{name: "unmark", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityMangle, rules: []rule{r.unmark()}},
+		// Then it has chosen an endpoint, here or elsewhere.
+		chain{name: "chosen-here", hook: nftables.ChainHookInput, priority: 101, rules: chosen},
+		chain{name: "chosen", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityMangle, rules: chosen},
 		chain{name: "postrouting", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityNATSource, nat: true, rules: r.rewriting()},
 	)
 }
@@ -99,7 +103,9 @@ func (r *ruler) classify() []rule {
 func (r *ruler) from(o plan.Origin) []rule {
 	out := []rule{
 		append(r.frontend(false), r.lookup(marksMap[o], reg0), setMark()),
+		r.byMark(stickySet),
 		append(r.frontend(false), r.lookup(routesMap[o], unix.NFT_REG_VERDICT)),
+		{r.destination(reg0), isIn(goneSet, reg0), &expr.Verdict{Kind: expr.VerdictDrop}},
 		{r.destination(reg0), isIn(vipsSet, reg0), goTo(refuseChain)},
 	}
 	onNode := r.nodePortAddress()
@@ -109,11 +115,62 @@ func (r *ruler) from(o plan.Origin) []rule {
 	for _, match := range onNode {
 		out = append(out,
 			append(append(match[:len(match):len(match)], r.frontend(true)...), r.lookup(marksMap[o], reg0), setMark()),
+			append(match[:len(match):len(match)], r.byMark(stickySet)...),
 			append(append(match[:len(match):len(match)], r.frontend(true)...), r.lookup(routesMap[o], unix.NFT_REG_VERDICT)),
 		)
 	}
 	return out
 }
+
+// byMark jumps to what a map has for a packet's mark.
+func (r *ruler) byMark(set string) rule {
+	return rule{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg0}, r.lookup(set, unix.NFT_REG_VERDICT)}
+}
+
+func stickChain(d time.Duration) string { return "stick-" + d.String() }
+func learnChain(d time.Duration) string { return "learn-" + d.String() }
+
+// affinity are the chains for clients that stay with their endpoint for a time. A packet comes there with its pool's mark.
+func (r *ruler) affinity(d time.Duration) []chain {
+	mark := reg0 + r.width/4
+	client := rule{r.source(reg0), &expr.Meta{Key: expr.MetaKeyMARK, Register: mark}}
+	find := &expr.Lookup{SetName: affinitySet, SourceRegister: reg0, DestRegister: mark + 1, IsDestRegSet: true}
+	with := func(more ...expr.Any) rule { return append(client[:len(client):len(client)], more...) }
+	change := func(operation, data uint32, timeout time.Duration) expr.Any {
+		return &expr.Dynset{SetName: affinitySet, SrcRegKey: reg0, SrcRegData: data, Operation: operation, Timeout: timeout}
+	}
+	pool := number(^uint32(maxSlot))
+	return []chain{
+		{name: stickChain(d), rules: []rule{
+			// A client that is known counts as having come now; what is known of it stays, whatever an update says.
+			with(find, change(unix.NFT_DYNSET_OP_UPDATE, mark, d)),
+			with(&expr.Lookup{SetName: affinitySet, SourceRegister: reg0, DestRegister: reg0, IsDestRegSet: true}, setMark()),
+			{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg0}, isIn(membersSet, reg0), &expr.Verdict{Kind: expr.VerdictReturn}},
+			// Its endpoint is gone: back to the pool.
+			{
+				&expr.Meta{Key: expr.MetaKeyMARK, Register: reg0},
+				&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: pool, Xor: number(0)}, setMark(),
+			},
+		}},
+		{name: learnChain(d), rules: []rule{
+			// An update leaves what is known as it is: that must go first.
+			with(change(dynsetDelete, mark, 0)),
+			// The nft tool must be able to list this, and aborts where a key or data is what a map gave. It takes a register for
+			// what was loaded into it last, and doesn't see that a map may fill two: slots gives the pool's mark and then the
+			// endpoint's, which comes to lie where the tool sees the packet's.
+			{
+				r.source(reg0), &expr.Meta{Key: expr.MetaKeyMARK, Register: mark + 1}, r.destination(mark + 2),
+				&expr.Payload{DestRegister: mark + 2 + r.width/4, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+				&expr.Lookup{SetName: slotsSet, SourceRegister: mark + 1, DestRegister: mark, IsDestRegSet: true},
+				&expr.Meta{Key: expr.MetaKeyMARK, Register: mark},
+				change(unix.NFT_DYNSET_OP_UPDATE, mark+1, d),
+			},
+		}},
+	}
+}
+
+// dynsetDelete is NFT_DYNSET_OP_DELETE, which package unix lacks.
+const dynsetDelete = 2
 
 // nodePortAddress matches addresses on which node ports are served; one list for each way.
 func (r *ruler) nodePortAddress() (out []rule) {

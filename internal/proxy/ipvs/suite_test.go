@@ -3,7 +3,6 @@ package ipvs
 import (
 	"os"
 	"testing"
-	"time"
 
 	"portal/internal/proxy/backend"
 	"portal/internal/proxy/backend/backendtest"
@@ -11,11 +10,8 @@ import (
 
 // TestSuite is run by package test/vm in a machine that has IPVS, where most test machines have none.
 func TestSuite(t *testing.T) {
-	o := backendtest.Options{ServiceSource: true, NotRandom: true}
-	if os.Getenv("PORTAL_VM") != "" {
-		o.Patience = 24 * time.Second
-	} else if err := hasIPVS(); err != nil {
+	if err := hasIPVS(); err != nil && os.Getenv("PORTAL_VM") == "" {
 		t.Skipf("%v; test/vm runs this in a kernel that has it", err)
 	}
-	backendtest.Run(t, func() backend.Mode { return New(Options{}) }, o)
+	backendtest.Run(t, func() backend.Mode { return New(Options{}) }, backendtest.Options{ServiceSource: true, NotRandom: true})
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -20,8 +21,8 @@ import (
 // rules is our nftables table.
 type rules interface {
 	probe() error
-	// read returns the marks that frontends have and the addresses noted as ours; none where there is no table.
-	read() (map[plan.FrontendKey][plan.Origins]uint32, map[netip.Addr]bool, error)
+	// read returns what an earlier process noted; nothing where there is no table.
+	read() (*found, error)
 	// replace makes the table anew in one step, for the families given; in others there is none afterwards.
 	replace(f *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error
 	// change removes and adds elements in one step.
@@ -32,6 +33,13 @@ type rules interface {
 	close()
 }
 
+// found is what the table says to whoever takes it over.
+type found struct {
+	marks map[plan.FrontendKey][plan.Origins]uint32
+	addrs map[netip.Addr]bool
+	slots map[key]map[netip.AddrPort]uint32
+}
+
 const tableName = "portal-ipvs"
 
 // sendBuffer must hold a whole transaction.
@@ -40,6 +48,9 @@ const sendBuffer = 64 << 20
 // inMessage is how many elements go into one message, whose length is limited to 64 KiB.
 const inMessage = 300
 
+// clientLimit is how many clients with an endpoint are remembered in a family.
+const clientLimit = 1 << 18
+
 // table is our table in the kernel.
 type table struct {
 	*nftables.Conn
@@ -47,7 +58,10 @@ type table struct {
 	has map[intent.Family]*contents
 }
 
-type contents struct{ rules, elements map[string]int }
+type contents struct {
+	ruler           *ruler
+	rules, elements map[string]int
+}
 
 func openTable() (*table, error) {
 	c, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
@@ -101,6 +115,18 @@ func setsOf(f intent.Family) map[string]*nftables.Set {
 		hairpinSet: {KeyType: nftables.MustConcatSetType(addr, addr)},
 		rangedSet:  {KeyType: key},
 		sourcesSet: {KeyType: nftables.MustConcatSetType(append(frontend, addr)...), Interval: true, Concatenation: true},
+		goneSet:    {KeyType: addr},
+		stickySet:  {KeyType: nftables.TypeMark, IsMap: true, DataType: nftables.TypeVerdict},
+		learnSet:   {KeyType: nftables.TypeMark, IsMap: true, DataType: nftables.TypeVerdict},
+		membersSet: {KeyType: nftables.TypeMark},
+		slotsSet: {
+			KeyType: nftables.MustConcatSetType(nftables.TypeMark, addr, nftables.TypeInetService), IsMap: true,
+			DataType: nftables.MustConcatSetType(nftables.TypeMark, nftables.TypeMark),
+		},
+		affinitySet: {
+			KeyType: nftables.MustConcatSetType(addr, nftables.TypeMark), IsMap: true, DataType: nftables.TypeMark,
+			Dynamic: true, HasTimeout: true, Size: clientLimit,
+		},
 	}
 	for o := range plan.Origins {
 		out[routesMap[o]] = &nftables.Set{KeyType: key, IsMap: true, DataType: nftables.TypeVerdict}
@@ -108,16 +134,19 @@ func setsOf(f intent.Family) map[string]*nftables.Set {
 	}
 	for name, s := range out {
 		s.Name, s.Table = name, in(f)
+		if s.KeyType == nftables.TypeMark {
+			s.KeyByteOrder = binaryutil.NativeEndian
+		}
 	}
 	return out
 }
 
-func (t *table) read() (map[plan.FrontendKey][plan.Origins]uint32, map[netip.Addr]bool, error) {
-	marks, addrs := map[plan.FrontendKey][plan.Origins]uint32{}, map[netip.Addr]bool{}
+func (t *table) read() (*found, error) {
+	out := &found{map[plan.FrontendKey][plan.Origins]uint32{}, map[netip.Addr]bool{}, map[key]map[netip.AddrPort]uint32{}}
 	for _, f := range families {
 		there, err := t.exists(f)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if !there {
 			continue
@@ -128,20 +157,31 @@ func (t *table) read() (map[plan.FrontendKey][plan.Origins]uint32, map[netip.Add
 			list, _ := t.GetSetElements(sets[marksMap[o]])
 			for _, e := range list {
 				if k, ok := decodeFrontend(e.Key, f); ok && len(e.Val) == 4 {
-					m := marks[k]
+					m := out.marks[k]
 					m[o] = binary.NativeEndian.Uint32(e.Val)
-					marks[k] = m
+					out.marks[k] = m
 				}
 			}
 		}
 		list, _ := t.GetSetElements(sets[vipsSet])
 		for _, e := range list {
 			if a, ok := netip.AddrFromSlice(e.Key); ok {
-				addrs[a] = true
+				out.addrs[a] = true
 			}
 		}
+		list, _ = t.GetSetElements(sets[slotsSet])
+		for _, e := range list {
+			pool, to, ok := decodeSlot(e.Key, f)
+			if !ok || len(e.Val) != 8 {
+				continue
+			}
+			if out.slots[pool] == nil {
+				out.slots[pool] = map[netip.AddrPort]uint32{}
+			}
+			out.slots[pool][to] = binary.NativeEndian.Uint32(e.Val[4:]) & maxSlot
+		}
 	}
-	return marks, addrs, nil
+	return out, nil
 }
 
 func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error {
@@ -151,17 +191,22 @@ func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map
 		if err != nil {
 			return err
 		}
+		var clients []nftables.SetElement
 		if there {
+			clients = t.clients(f)
 			t.DelTable(in(f))
 		}
 		if all[f] == nil {
 			continue
 		}
-		has[f] = &contents{map[string]int{}, map[string]int{}}
-		if err := t.build(newRuler(f, facts, bit), has[f]); err != nil {
+		has[f] = &contents{newRuler(f, facts, bit), map[string]int{}, map[string]int{}}
+		if err := t.build(has[f]); err != nil {
 			return err
 		}
-		if err := t.elements(f, all[f], t.SetAddElements); err != nil {
+		if err := t.add(f, all[f], has[f]); err != nil {
+			return err
+		}
+		if err := handOver(setsOf(f)[affinitySet], clients, t.SetAddElements); err != nil {
 			return err
 		}
 		has[f].count(all[f], 1)
@@ -173,6 +218,16 @@ func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map
 	return nil
 }
 
+// clients are those that have an endpoint, for as long as they keep it.
+func (t *table) clients(f intent.Family) []nftables.SetElement {
+	list, _ := t.GetSetElements(setsOf(f)[affinitySet])
+	list = slices.DeleteFunc(list, func(e nftables.SetElement) bool { return e.Expires <= 0 || len(e.Val) != 4 })
+	for i := range list {
+		list[i].Timeout, list[i].Expires = list[i].Expires, 0
+	}
+	return list
+}
+
 func (c *contents) count(list map[element]bool, by int) {
 	for e := range list {
 		c.elements[e.set] += by
@@ -180,15 +235,24 @@ func (c *contents) count(list map[element]bool, by int) {
 }
 
 // build makes the sets and chains of a family.
-func (t *table) build(r *ruler, has *contents) error {
-	to := t.AddTable(in(r.family))
+func (t *table) build(has *contents) error {
+	r := has.ruler
+	t.AddTable(in(r.family))
 	for name, s := range setsOf(r.family) {
 		if err := t.AddSet(s, nil); err != nil {
 			return fmt.Errorf("make the set %s: %w", name, err)
 		}
-		has.elements[name] = 0
+		if name != affinitySet {
+			has.elements[name] = 0
+		}
 	}
-	for _, c := range r.chains() {
+	t.addChains(has, r.chains())
+	return nil
+}
+
+func (t *table) addChains(has *contents, list []chain) {
+	to := in(has.ruler.family)
+	for _, c := range list {
 		made := &nftables.Chain{Name: c.name, Table: to}
 		if c.hook != nil {
 			made.Type, made.Hooknum, made.Priority = nftables.ChainTypeFilter, c.hook, &c.priority
@@ -202,7 +266,16 @@ func (t *table) build(r *ruler, has *contents) error {
 		}
 		has.rules[c.name] = len(c.rules)
 	}
-	return nil
+}
+
+// add adds elements, after the chains that they lead to.
+func (t *table) add(f intent.Family, list map[element]bool, has *contents) error {
+	for e := range list {
+		if _, there := has.rules[stickChain(e.affinity)]; e.affinity > 0 && !there {
+			t.addChains(has, has.ruler.affinity(e.affinity))
+		}
+	}
+	return t.elements(f, list, t.SetAddElements)
 }
 
 // elements hands elements over in messages that the kernel takes.
@@ -213,10 +286,17 @@ func (t *table) elements(f intent.Family, list map[element]bool, hand func(*nfta
 	}
 	sets := setsOf(f)
 	for name, elems := range bySet {
-		for part := range slices.Chunk(elems, inMessage) {
-			if err := hand(sets[name], part); err != nil {
-				return fmt.Errorf("change the set %s: %w", name, err)
-			}
+		if err := handOver(sets[name], elems, hand); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func handOver(to *nftables.Set, elems []nftables.SetElement, hand func(*nftables.Set, []nftables.SetElement) error) error {
+	for part := range slices.Chunk(elems, inMessage) {
+		if err := hand(to, part); err != nil {
+			return fmt.Errorf("change the set %s: %w", to.Name, err)
 		}
 	}
 	return nil
@@ -227,8 +307,17 @@ func (e element) encode() nftables.SetElement {
 	if e.end != "" {
 		out.KeyEnd = []byte(e.end)
 	}
-	if e.mark != 0 {
+	switch {
+	case e.set == slotsSet:
+		out.Val = append([]byte(e.key[:4]), number(e.mark)...)
+	case e.mark != 0:
 		out.Val = number(e.mark)
+	}
+	switch {
+	case e.set == stickySet:
+		out.VerdictData = &expr.Verdict{Kind: expr.VerdictJump, Chain: stickChain(e.affinity)}
+	case e.set == learnSet:
+		out.VerdictData = &expr.Verdict{Kind: expr.VerdictJump, Chain: learnChain(e.affinity)}
 	}
 	switch e.verdict {
 	case forward:
@@ -246,12 +335,18 @@ func (e element) encode() nftables.SetElement {
 func (t *table) change(del, add map[intent.Family]map[element]bool) error {
 	// What has one key in a map goes before its successor comes.
 	for f, list := range del {
+		if t.has[f] == nil {
+			continue
+		}
 		if err := t.elements(f, list, t.SetDeleteElements); err != nil {
 			return err
 		}
 	}
 	for f, list := range add {
-		if err := t.elements(f, list, t.SetAddElements); err != nil {
+		if t.has[f] == nil {
+			continue
+		}
+		if err := t.add(f, list, t.has[f]); err != nil {
 			return err
 		}
 	}

@@ -1,9 +1,12 @@
 package ipvs
 
 import (
+	"errors"
 	"maps"
 	"net/netip"
 	"os"
+	"os/exec"
+	"reflect"
 	"runtime"
 	"testing"
 	"time"
@@ -48,10 +51,12 @@ func everything() map[intent.Family]map[element]bool {
 			s.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.31.0.0/24"), netip.MustParsePrefix("fd00::/16")}
 		}
 	}
+	plain := func(s *intent.Service) { s.Type, s.Ports[0].NodePort = intent.NodePort, 30081 }
 	for _, e := range []*intent.Entry{
 		service("a", "10.96.0.1", full("203.0.113.1"), "10.244.1.1", "10.244.2.1"),
 		service("b", "fd00:96::1", full("fd00:203::1"), "fd00:244:1::1", "fd00:244:2::1"),
 		service("c", "10.96.0.2", nil),
+		service("d", "10.96.0.3", plain, "10.244.1.1"),
 	} {
 		s.Set(e.Service.Key, plan.For(e, s.Facts))
 	}
@@ -61,6 +66,10 @@ func everything() map[intent.Family]map[element]bool {
 			all[f.Family][e] = true
 		}
 	}
+	for at, t := range b.targets {
+		maps.Copy(all[at.family], t.elements(at))
+	}
+	all[intent.IPv4][goneElement(addr("198.51.100.9"))] = true
 	for a := range b.endpoints {
 		all[intent.FamilyOf(a)][hairpinElement(a)] = true
 	}
@@ -92,9 +101,15 @@ func TestTable(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		marks, noted, err := table.read()
-		if err != nil || len(marks) != 6 || len(noted) != 5 {
-			t.Errorf("read back %v and %v, %v", marks, noted, err)
+		found, err := table.read()
+		if err != nil || len(found.marks) != 7 || len(found.addrs) != 6 || len(found.slots) != 4 {
+			t.Errorf("read back %+v, %v", found, err)
+			return
+		}
+		if out, err := exec.Command("nft", "list", "ruleset").CombinedOutput(); err != nil {
+			t.Errorf("the nft tool can't list it: %v\n%s", err, out)
+		} else if os.Getenv("PORTAL_SHOW") != "" {
+			t.Logf("%s", out)
 		}
 		// All of it goes, and comes again.
 		if err := table.change(all, nil); err != nil {
@@ -103,8 +118,8 @@ func TestTable(t *testing.T) {
 		if err := table.change(nil, all); err != nil {
 			t.Error(err)
 		}
-		if again, _, _ := table.read(); !maps.Equal(again, marks) {
-			t.Errorf("read back %v, want %v", again, marks)
+		if again, err := table.read(); !reflect.DeepEqual(again, found) {
+			t.Errorf("read back %+v, want %+v (%v)", again, found, err)
 		}
 		other, err := openTable()
 		if err != nil {
@@ -112,7 +127,8 @@ func TestTable(t *testing.T) {
 			return
 		}
 		defer other.close()
-		if err := other.change(map[intent.Family]map[element]bool{intent.IPv4: {vipElement(addr("10.96.0.1")): true}}, nil); err != nil {
+		err = other.elements(intent.IPv4, map[element]bool{vipElement(addr("10.96.0.1")): true}, other.SetDeleteElements)
+		if err := errors.Join(err, other.Flush()); err != nil {
 			t.Error(err)
 		}
 		if table.check() == nil {

@@ -64,9 +64,9 @@ type blame struct {
 	units     [][]plan.FrontendKey // by owner, less one
 }
 
-// of returns the owner of a unit: what is refused together.
-func (l *blame) unit(keys ...plan.FrontendKey) int {
-	l.units = append(l.units, keys)
+// unit returns an owner for frontends that are refused together.
+func (l *blame) unit() int {
+	l.units = append(l.units, nil)
 	return len(l.units)
 }
 
@@ -175,7 +175,7 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.
 			l.units[owner-1] = append(l.units[owner-1], k)
 			b.forOwner(owner)
 		}
-		one.change(b, nil, f, owner)
+		one.enter(b, nil, nil, f, owner)
 	}
 	if blaming {
 		b.forOwner(0)
@@ -268,29 +268,21 @@ func (t *tables) update(delta *plan.Delta) error {
 	return errDrift
 }
 
+// move is a change on its way.
+type move struct {
+	table    *table
+	old, new *plan.Frontend
+	had      *stay
+	owner    int
+}
+
 func (t *tables) amend(delta *plan.Delta, l *blame, blaming bool) *batch {
 	b := newBatch()
-	owners := map[plan.PortID]int{}
-	for _, c := range delta.Frontends {
-		one := t.byFamily[c.Family]
-		if one == nil || l.frontends[c.FrontendKey] != nil {
-			continue
-		}
-		old := c.Old
-		if t.absent[c.FrontendKey] {
-			old = nil
-		}
-		owner := 0
+	for _, m := range t.moves(delta, l, blaming) {
 		if blaming {
-			id := changedPort(c)
-			if owner = owners[id]; owner == 0 {
-				owner = l.unit()
-				owners[id] = owner
-			}
-			l.units[owner-1] = append(l.units[owner-1], c.FrontendKey)
-			b.forOwner(owner)
+			b.forOwner(m.owner)
 		}
-		one.change(b, old, c.New, owner)
+		m.table.enter(b, m.old, m.had, m.new, m.owner)
 	}
 	if blaming {
 		b.forOwner(0)
@@ -305,6 +297,33 @@ func (t *tables) amend(delta *plan.Delta, l *blame, blaming bool) *batch {
 		one.settle(b)
 	}
 	return b
+}
+
+// moves lets all frontends of a delta leave that nobody is to blame for.
+func (t *tables) moves(delta *plan.Delta, l *blame, blaming bool) (out []move) {
+	owners := map[plan.PortID]int{}
+	for _, c := range delta.Frontends {
+		m := move{table: t.byFamily[c.Family], old: c.Old, new: c.New}
+		if m.table == nil || l.frontends[c.FrontendKey] != nil {
+			continue
+		}
+		if t.absent[c.FrontendKey] {
+			m.old = nil
+		}
+		if blaming {
+			id := changedPort(c)
+			if m.owner = owners[id]; m.owner == 0 {
+				m.owner = l.unit()
+				owners[id] = m.owner
+			}
+			l.units[m.owner-1] = append(l.units[m.owner-1], c.FrontendKey)
+		}
+		if m.old != nil {
+			m.had = m.table.leave(m.old, m.owner)
+		}
+		out = append(out, m)
+	}
+	return out
 }
 
 func changedPort(c plan.FrontendChange) plan.PortID {

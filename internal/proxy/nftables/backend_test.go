@@ -55,6 +55,7 @@ func service(i int, ips ...string) *intent.Entry {
 	return e
 }
 
+// plans puts a Service into a snapshot.
 func plans(s *plan.Snapshot, e *intent.Entry) { s.Set(e.Service.Key, plan.For(e, s.Facts)) }
 
 func opened(t testing.TB) *tables {
@@ -137,7 +138,8 @@ func TestProbeAndCleanupLeaveNothing(t *testing.T) {
 func TestDrift(t *testing.T) {
 	inNamespace(t)
 	for _, harm := range []string{
-		"flush map ip portal services", "flush map ip portal backends", "flush set ip portal cluster-ips", "flush chain ip portal prerouting",
+		"flush map ip portal services", "flush map ip portal backends", "flush set ip portal cluster-ips", "flush set ip portal sources",
+		"flush chain ip portal prerouting",
 		"flush chain ip portal to-2-2m-2m", "delete table ip portal", "flush ruleset", "delete table ip6 portal",
 		"insert rule ip portal output accept",
 	} {

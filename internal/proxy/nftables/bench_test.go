@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"portal/internal/intent"
 	"portal/internal/plan"
 )
 
@@ -49,7 +50,7 @@ func BenchmarkFullSync(b *testing.B) {
 	}
 }
 
-// BenchmarkEndpoint changes an endpoint of one Service, or the number of its endpoints.
+// BenchmarkEndpoint changes an endpoint of one Service, the number of its endpoints, or an endpoint of two frontends.
 func BenchmarkEndpoint(b *testing.B) {
 	inNamespace(b)
 	for _, n := range []int{10, 10000, 30000} {
@@ -57,12 +58,15 @@ func BenchmarkEndpoint(b *testing.B) {
 		if err := apply(be, s); err != nil {
 			b.Fatal(err)
 		}
-		for _, kind := range []string{"replaced", "added"} {
+		for _, kind := range []string{"replaced", "added", "shared"} {
 			b.Run(fmt.Sprintf("%s/%d", kind, n), func(b *testing.B) {
 				for i := 0; b.Loop(); i++ {
 					e := service(7, endpoint(7, 0), endpoint(7, 2+i%2))
 					if kind == "added" && i%2 == 0 {
 						e = service(7, endpoint(7, 0), endpoint(7, 2), endpoint(7, 3))
+					}
+					if kind == "shared" {
+						e.Service.Type, e.Service.Ports[0].NodePort = intent.NodePort, 30007
 					}
 					plans(s, e)
 					if err := apply(be, s); err != nil {

@@ -8,16 +8,30 @@ import (
 	"portal/internal/plan"
 )
 
-// change writes what a changed frontend needs into a transaction; settle must follow the last one. owner is whom to
-// blame when the kernel refuses.
-func (t *table) change(b *batch, old, new *plan.Frontend, owner int) {
+// A frontend changes in two steps: all that go or change leave first, so that a pool whose frontends all move on to
+// another is free when that one comes, and only the difference between the two is written. settle must follow the last.
+// The owner is whom to blame when the kernel refuses.
+
+// stay is what a frontend had.
+type stay struct {
+	record
+	shape shape
+}
+
+// leave takes a frontend's references away.
+func (t *table) leave(f *plan.Frontend, owner int) *stay {
+	s, n := t.shapeOf(f)
+	had := &stay{record{t.shapes[s].id, n}, s}
+	t.release(f, s, n, owner)
+	return had
+}
+
+// enter writes a frontend that comes, changes or goes; had is what leave returned for old.
+func (t *table) enter(b *batch, old *plan.Frontend, had *stay, new *plan.Frontend, owner int) {
 	var was, is *record
 	var like *shape
-	if old != nil {
-		s, n := t.shapeOf(old)
-		was = &record{t.shapes[s].id, n}
-		like = &s
-		t.release(old, s, n, owner)
+	if had != nil {
+		was, like = &had.record, &had.shape
 	}
 	if new != nil {
 		s, n := t.place(new, like, owner)

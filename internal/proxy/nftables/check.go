@@ -85,7 +85,7 @@ func (s *socket) table(l *layout) (uint64, error) {
 // kind is the form of a set.
 type kind struct{ flags, key, data, size uint32 }
 
-func kindOf(s *set) kind { return kind{s.flags, s.keyLen, s.dalen, s.size} }
+func kindOf(s *set) kind { return kind{s.flags, s.keyLen, s.dataLen, s.size} }
 
 // inventory is what is in a table.
 type inventory struct {

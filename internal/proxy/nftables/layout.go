@@ -12,13 +12,13 @@ import (
 
 // set is a set or map in a table.
 type set struct {
-	family        byte
-	table, name   string
-	key, data     []field
-	flags, size   uint32
-	id            uint32
-	verdicts      bool
-	keyLen, dalen uint32
+	family          byte
+	table, name     string
+	key, data       []field
+	flags, size     uint32
+	id              uint32
+	verdicts        bool
+	keyLen, dataLen uint32
 }
 
 // field is a part of a key or of data; it takes up whole registers of four bytes.
@@ -81,7 +81,7 @@ func layoutOf(f intent.Family, table string) *layout {
 	made := func(name string, flags uint32, key, data []field) *set {
 		n++
 		s := &set{family: l.family, table: table, name: name, key: key, data: data, flags: flags, id: n}
-		s.keyLen, s.dalen = length(key), length(data)
+		s.keyLen, s.dataLen = length(key), length(data)
 		return s
 	}
 	l.services = made("services", unix.NFT_SET_MAP, frontend, append([]field{numberField, numberField}, id...))
@@ -121,7 +121,7 @@ func (b *batch) addSet(s *set) {
 			m = appendUint32(m, unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
 		case s.data != nil:
 			m = appendUint32(m, unix.NFTA_SET_DATA_TYPE, magic(s.data))
-			m = appendUint32(m, unix.NFTA_SET_DATA_LEN, s.dalen)
+			m = appendUint32(m, unix.NFTA_SET_DATA_LEN, s.dataLen)
 		}
 		if len(s.key) == 1 && s.key[0] == numberField {
 			// For the nft tool: numbers are the host's.

@@ -142,11 +142,14 @@ func (t *table) canaries(b *batch) {
 			b.addVerdict(c.set, c.key, "")
 			continue
 		}
-		var data []byte
-		if c.set.data != nil {
-			data = make([]byte, c.set.dalen)
+		var end, data []byte
+		if c.set.flags&unix.NFT_SET_INTERVAL != 0 {
+			end = c.key
 		}
-		b.add(c.set, c.key, data)
+		if c.set.data != nil {
+			data = make([]byte, c.set.dataLen)
+		}
+		b.element(c.set, false, c.key, end, data)
 	}
 }
 
@@ -156,7 +159,7 @@ type canary struct {
 }
 
 func (t *table) canaryKeys() (out []canary) {
-	for _, s := range []*set{t.services, t.backends, t.layout.shapes, t.clusterIPs, t.layout.hairpin} {
+	for _, s := range t.always() {
 		out = append(out, canary{s, make([]byte, s.keyLen)})
 	}
 	return out
@@ -174,10 +177,10 @@ func (t *table) portOf(id plan.PortID) (uint64, *port) {
 	}
 }
 
-// find returns the number of a pool that the kernel has.
+// find returns the number of a pool.
 func (p *port) find(pool *plan.Pool) (uint32, bool) {
 	for i := range p.pools {
-		if u := &p.pools[i]; u.refs > 0 && (u.pool == pool || u.pool.Equal(pool)) {
+		if has := p.pools[i].pool; has != nil && (has == pool || has.Equal(pool)) {
 			return uint32(i), true
 		}
 	}

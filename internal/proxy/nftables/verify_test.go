@@ -78,7 +78,11 @@ func verify(t testing.TB, be *tables, s *plan.Snapshot, except ...int) {
 			}
 		}
 		for _, c := range one.canaryKeys() {
-			w.want(c.set, c.key, make([]byte, c.set.dalen))
+			key := c.key
+			if c.set == one.sources {
+				key = append(key, key...)
+			}
+			w.want(c.set, key, make([]byte, c.set.dataLen))
 		}
 		sets := []*set{one.services, one.backends, one.clusterIPs, one.nodeIPs, one.layout.hairpin, one.sources}
 		if one.sticky {
@@ -254,5 +258,32 @@ func TestNumbersAreStable(t *testing.T) {
 	id := plan.PortID{Service: intent.Key{Namespace: "a", Name: "b"}, Port: "c", Protocol: intent.TCP, Family: intent.IPv4}
 	if got := idOf(id, 0); got != 0xe6c79da69079a18a {
 		t.Errorf("the number of %v is %#x", id, got)
+	}
+}
+
+// A pool that several frontends share keeps its number when its endpoints change: only the endpoints are written.
+func TestSharedPoolChangesInPlace(t *testing.T) {
+	inNamespace(t)
+	be, s := opened(t), plan.NewSnapshot(facts)
+	for n := range 6 {
+		e := service(1, "10.244.1.1", fmt.Sprintf("10.244.2.%d", n))
+		e.Service.Type, e.Service.Ports[0].NodePort = intent.NodePort, 30001
+		e.Service.ExternalIPs = []netip.Addr{netip.MustParseAddr("198.51.100.1")}
+		plans(s, e)
+		if err := apply(be, s); err != nil {
+			t.Fatal(err)
+		}
+		verify(t, be, s)
+	}
+	one := be.byFamily[intent.IPv4]
+	for shape := range one.shapes {
+		for _, l := range shape.routes {
+			if l.pool != 0 {
+				t.Errorf("the shape %s uses a second pool", shape.chain())
+			}
+		}
+	}
+	if len(one.shapes) != 3 {
+		t.Errorf("%d shapes for cluster IP, external IP and node port", len(one.shapes))
 	}
 }

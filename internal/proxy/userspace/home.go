@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"golang.org/x/sys/unix"
@@ -9,26 +10,31 @@ import (
 
 // home is the network namespace that the mode was opened in. Sockets belong to the namespace of the thread that makes
 // them, and connections to endpoints are made by whichever thread is free.
-type home struct{ ns *os.File } // nil: the process' own
+type home struct{ ns *os.File } // nil: that of all threads
 
 // here returns the namespace of the calling thread.
 func here() (home, error) {
-	var own, mine unix.Stat_t
-	if err := unix.Stat("/proc/self/ns/net", &own); err != nil {
-		return home{}, err
-	}
 	f, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
 		return home{}, err
 	}
-	if err := unix.Fstat(int(f.Fd()), &mine); err != nil || mine.Ino == own.Ino {
+	var mine unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &mine); err != nil {
 		f.Close()
 		return home{}, err
 	}
-	return home{f}, nil
+	tasks, err := filepath.Glob("/proc/self/task/*/ns/net")
+	for _, task := range tasks {
+		var other unix.Stat_t
+		if unix.Stat(task, &other) == nil && other.Ino != mine.Ino {
+			return home{f}, nil
+		}
+	}
+	f.Close()
+	return home{}, err
 }
 
-// do calls f in the namespace. In a strange one it takes a thread that ends afterwards.
+// do calls f in the namespace. Where threads are in several, it takes one that ends afterwards.
 func (h home) do(f func() error) error {
 	if h.ns == nil {
 		return f()

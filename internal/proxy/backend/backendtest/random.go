@@ -17,7 +17,11 @@ func testRandom(t *testing.T, s *suite) {
 	}
 	t.Logf("PORTAL_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	for step := range 20 {
+	steps := 20
+	if s.Brief {
+		steps = 8
+	}
+	for step := range steps {
 		for range 1 + r.IntN(4) {
 			x := randomSpec(r)
 			if r.IntN(5) == 0 {

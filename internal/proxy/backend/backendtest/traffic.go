@@ -104,8 +104,11 @@ type flow struct {
 // open begins a connection from an address of a host, or from any. The socket is made in the host's namespace and can be
 // used from everywhere.
 func (h *host) open(p intent.Protocol, src netip.Addr, dst netip.AddrPort) (*flow, error) {
-	f := &flow{fd: -1, tcp: p == intent.TCP}
-	kind := unix.SOCK_DGRAM
+	f := &flow{fd: -1, tcp: p != intent.UDP}
+	kind, protocol := unix.SOCK_DGRAM, 0
+	if p == intent.SCTP {
+		protocol = unix.IPPROTO_SCTP
+	}
 	if f.tcp {
 		kind = unix.SOCK_STREAM
 	}
@@ -114,7 +117,7 @@ func (h *host) open(p intent.Protocol, src netip.Addr, dst netip.AddrPort) (*flo
 		family = unix.AF_INET6
 	}
 	err := h.do(func() (err error) {
-		f.fd, err = unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		f.fd, err = unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, protocol)
 		return err
 	})
 	if err != nil {
