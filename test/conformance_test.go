@@ -95,7 +95,7 @@ func failures(report string, passed *int) (out []failure) {
 // elsewhere.
 func TestRecordedFoldersAreKnown(t *testing.T) {
 	elsewhere := map[string]string{
-		"dns":       "internal/dns/server",
+		"dns":       "TestDNSConformance",
 		"env":       "internal/serviceenv",
 		"dataplane": "the proxy, with packets",
 	}

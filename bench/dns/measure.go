@@ -21,6 +21,13 @@ type bench struct {
 	kubeconfig string
 	upstream   string
 	echoPerCPU float64
+	missed     []string // goals
+}
+
+func (b *bench) judge(met bool, format string, args ...any) {
+	if !met {
+		b.missed = append(b.missed, fmt.Sprintf(format, args...))
+	}
 }
 
 // figures are what one server reached.
@@ -217,37 +224,53 @@ func (b *bench) round(ctx context.Context, title, inside, outside string) error 
 		}
 	}
 	core, portal := all[0], all[1]
+	speed, memory, slowest := portal.perCPU/core.perCPU, portal.resident/core.resident, float64(portal.p99)/float64(core.p99)
 	fmt.Printf("  Portal to CoreDNS: %.1f times the queries per CPU second, %.2f of the resident memory (%.2f of its own), %.2f of the p99\n",
-		portal.perCPU/core.perCPU, portal.resident/core.resident, portal.own/core.own, float64(portal.p99)/float64(core.p99))
+		speed, memory, portal.own/core.own, slowest)
+	b.judge(speed >= 8, "%s: %.1f times the queries per CPU second, want 8", title, speed)
+	b.judge(memory <= 1.0/3, "%s: %.2f of the memory, want a third", title, memory)
+	b.judge(slowest <= 0.5, "%s: %.2f of the p99, want half", title, slowest)
 	if outside != "" {
 		fmt.Printf("  on cached names: %.1f times\n", portal.outside/core.outside)
+		b.judge(portal.outside >= 3*core.outside, "cached names: %.1f times the queries per CPU second, want 3", portal.outside/core.outside)
 	}
 	fmt.Printf("  Portal to the bare echo server: %.2f of its queries per CPU second\n", portal.perCPU/b.echoPerCPU)
 	return nil
 }
 
-func (b *bench) measure(ctx context.Context, c contender, inside, outside string) (f figures, err error) {
-	f.name = c.name
+// launch starts a server and waits until it answers for the last Service; it returns its address, and how long that took.
+func (b *bench) launch(ctx context.Context, c contender) (*process, string, time.Duration, error) {
 	port, err := freePort()
 	if err != nil {
-		return f, err
+		return nil, "", 0, err
 	}
 	name, args, err := c.args(port)
 	if err != nil {
-		return f, err
+		return nil, "", 0, err
 	}
 	began := time.Now()
 	p, err := start(ctx, name, args...)
 	if err != nil {
+		return nil, "", 0, err
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", port)
+	if err := answers(addr, fmt.Sprintf("svc-%05d.%s.svc.cluster.local.", b.services-1, namespace), time.Minute); err != nil {
+		p.stop()
+		return nil, "", 0, fmt.Errorf("%w\n%s", err, p.log)
+	}
+	took := time.Since(began)
+	time.Sleep(3 * time.Second) // let it finish its lists
+	return p, addr, took, nil
+}
+
+func (b *bench) measure(ctx context.Context, c contender, inside, outside string) (f figures, err error) {
+	f.name = c.name
+	p, addr, took, err := b.launch(ctx, c)
+	if err != nil {
 		return f, err
 	}
 	defer p.stop()
-	addr := fmt.Sprintf("127.0.0.1:%d", port)
-	if err := answers(addr, fmt.Sprintf("svc-%05d.%s.svc.cluster.local.", b.services-1, namespace), time.Minute); err != nil {
-		return f, fmt.Errorf("%w\n%s", err, p.log)
-	}
-	f.start = time.Since(began)
-	time.Sleep(3 * time.Second) // let it finish its lists
+	f.start = took
 	if _, err := dnsperf(ctx, addr, inside, 2, 0); err != nil {
 		return f, err
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,6 +26,7 @@ import (
 	"portal/internal/proxy/backend"
 	"portal/internal/proxy/conntrack"
 	"portal/internal/proxy/healthcheck"
+	"portal/internal/proxy/ipvs"
 )
 
 // proxyOptions are the flags of portal proxy, as they were given or a configuration file has them.
@@ -42,7 +44,7 @@ type proxyOptions struct {
 	proxyName                       string
 	minSync, iptMinSync, nftMinSync time.Duration
 	ipvsMinSync                     time.Duration
-	ipvsScheduler                   string
+	ipvs                            ipvs.Options
 	metrics, healthz                string
 	profiling                       bool
 	cleanup                         bool
@@ -60,6 +62,13 @@ func newProxyCommand() *cobra.Command {
 	}
 	o.flags(cmd)
 	return cmd
+}
+
+// defaultProxyOptions are what the flags say when none is given.
+func defaultProxyOptions() proxyOptions {
+	var o proxyOptions
+	o.flags(&cobra.Command{})
+	return o
 }
 
 func (o *proxyOptions) flags(cmd *cobra.Command) {
@@ -83,7 +92,11 @@ func (o *proxyOptions) flags(cmd *cobra.Command) {
 	f.DurationVar(&o.iptMinSync, "iptables-min-sync-period", 0, "the same, in mode iptables")
 	f.DurationVar(&o.nftMinSync, "nftables-min-sync-period", 0, "the same, in mode nftables")
 	f.DurationVar(&o.ipvsMinSync, "ipvs-min-sync-period", 0, "the same, in mode ipvs")
-	f.StringVar(&o.ipvsScheduler, "ipvs-scheduler", "rr", "how IPVS chooses among endpoints")
+	f.StringVar(&o.ipvs.Scheduler, "ipvs-scheduler", "rr", "how IPVS chooses among endpoints: rr, wrr, lc, wlc, sh, dh, mh, sed, nq")
+	f.BoolVar(&o.ipvs.StrictARP, "ipvs-strict-arp", false, "answer ARP requests for addresses of the interface they come in by only")
+	f.DurationVar(&o.ipvs.TCPTimeout, "ipvs-tcp-timeout", 0, "after how long IPVS forgets an idle TCP connection; 0: as it is")
+	f.DurationVar(&o.ipvs.TCPFinTimeout, "ipvs-tcpfin-timeout", 0, "the same, after a FIN; 0: as it is")
+	f.DurationVar(&o.ipvs.UDPTimeout, "ipvs-udp-timeout", 0, "the same, of UDP; 0: as it is")
 	f.StringVar(&o.metrics, "metrics-bind-address", "127.0.0.1:10249", "address:port of /metrics, /state and /proxyMode; empty: none")
 	f.StringVar(&o.healthz, "healthz-bind-address", "0.0.0.0:10256", "address:port of /healthz and /livez; empty: none")
 	f.BoolVar(&o.profiling, "profiling", false, "serve Go's profiles at /debug/pprof beside the metrics")
@@ -109,6 +122,7 @@ const markBit = 14
 var ignoredProxyFlags = map[string]string{
 	"iptables-sync-period": "", "ipvs-sync-period": "", "nftables-sync-period": "", "config-sync-period": "", "kube-api-burst": "", "kube-api-qps": "",
 	"kube-api-content-type": "", "oom-score-adj": "", "feature-gates": "", "bind-address-hard-fail": "", "logging-format": "",
+	"ipvs-exclude-cidrs": "",
 }
 
 // run turns flags into a proxy and runs it until a signal.
@@ -138,27 +152,24 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 	}
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 	tuneMemory()
-	return o.serve(cmd.Context(), log, config, modes, api)
+	return o.serve(cmd.Context(), log, config, modes, api, func(ctx context.Context, p *proxy.Proxy) {
+		trimMemory(ctx, p.Synced)
+		if os.Getenv("GOGC") == "" {
+			debug.SetGCPercent(25) // from here on little changes at a time
+		}
+		keepTrimmed(ctx)
+	})
 }
 
-func (o *proxyOptions) api() (*rest.Config, error) {
-	if o.master != "" && o.kubeconfig == "" {
-		return &rest.Config{Host: o.master}, nil
-	}
-	config, err := apiConfig(o.kubeconfig)
-	if err == nil && o.master != "" {
-		config.Host = o.master
-	}
-	return config, err
-}
-
-// serve runs the proxy, what it follows and who follows it.
-func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy.Config, modes []backend.Mode, api *rest.Config) error {
+// serve runs the proxy, what it follows and who follows it, and beside it a function that gets to know the proxy.
+func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy.Config, modes []backend.Mode, api *rest.Config,
+	beside func(context.Context, *proxy.Proxy),
+) error {
 	sources := []intent.Source{intent.Services, intent.EndpointSlices, intent.Nodes}
 	cluster := intent.NewCluster(sources...)
 	w, err := watch.New(cluster, watch.Options{
 		Config: api, Sources: sources, Node: config.Node, ServiceSelector: serviceSelector(config.ProxyName),
-		SliceSelector: "!service.kubernetes.io/headless", OnChange: tellAPI(log),
+		SliceSelector: "!service.kubernetes.io/headless", OnChange: tellAPI(log, api.Host),
 	})
 	if err != nil {
 		return err
@@ -194,26 +205,8 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 	wg.Go(func() { w.Run(ctx) })
 	wg.Go(func() { checks.Run(ctx) })
 	wg.Go(func() { flows.Run(ctx) })
-	wg.Go(func() { trimMemory(ctx, p.Synced) })
+	wg.Go(func() { beside(ctx, p) })
 	return p.Run(ctx)
-}
-
-func serviceSelector(proxyName string) string {
-	const label = "service.kubernetes.io/service-proxy-name"
-	if proxyName == "" {
-		return "!" + label
-	}
-	return label + "=" + proxyName
-}
-
-func tellAPI(log *slog.Logger) func(watch.Status) {
-	return func(st watch.Status) {
-		if st.Connected {
-			log.Info("watching the API", "resource", st.Source.String())
-		} else {
-			log.Warn("the API is away; traffic goes on as last known", "resource", st.Source.String(), "err", st.Err)
-		}
-	}
 }
 
 // mayAdminister says, before anything else fails for it, that this takes rights over the network.
@@ -250,6 +243,7 @@ func (o *proxyOptions) proxyConfig() (c proxy.Config, err error) {
 	check("detect-local-mode", e)
 	c.NodePorts, e = proxy.ParseNodePortAddresses(o.nodePortAddresses)
 	check("nodeport-addresses", e)
+	check("ipvs-scheduler", o.ipvs.Validate())
 	if o.masqueradeBit < 0 || o.masqueradeBit > 31 {
 		check("iptables-masquerade-bit", fmt.Errorf("%d is not from 0 to 31", o.masqueradeBit))
 	}

@@ -5,6 +5,7 @@ import (
 
 	"portal/internal/proxy/backend"
 	"portal/internal/proxy/iptables"
+	"portal/internal/proxy/ipvs"
 	"portal/internal/proxy/nftables"
 	"portal/internal/proxy/userspace"
 )
@@ -14,6 +15,7 @@ func proxyModes(o *proxyOptions) []backend.Mode {
 	return []backend.Mode{
 		nftables.New(nftables.Options{Mark: 1 << o.masqueradeBit}),
 		iptables.New(iptables.Options{}),
+		ipvs.New(o.ipvs),
 		userspace.New(userspace.Options{}),
 	}
 }

@@ -33,7 +33,10 @@ func newServerCommand() *cobra.Command {
 				return usageError{err}
 			}
 			tuneMemory()
-			return server.Run(cmd.Context(), opts, func(context.Context, server.Info) error { return nil })
+			return server.Run(cmd.Context(), opts, func(ctx context.Context, _ server.Info) error {
+				trimMemory(ctx, func() bool { return true })
+				return nil
+			})
 		},
 	}
 	addServerFlags(cmd.Flags(), &opts)
@@ -72,10 +75,10 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 	f.DurationVar(&o.AuditInterval, "audit-interval", o.AuditInterval, "how often allocations are checked against their Services")
 }
 
-// tuneMemory trades a few percent of CPU for a third of the memory that garbage takes, unless GOGC says otherwise.
+// tuneMemory trades a few percent of CPU for a part of the memory that garbage takes, unless GOGC says otherwise.
 func tuneMemory() {
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50)
+		debug.SetGCPercent(70)
 	}
 }
 

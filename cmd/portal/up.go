@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,7 @@ type upOptions struct {
 	server server.Options
 	logs   logOptions
 	dns    string
+	proxy  string
 }
 
 func newUpCommand() *cobra.Command {
@@ -35,6 +37,7 @@ func newUpCommand() *cobra.Command {
 	cmd.Flags().StringVar(&o.dns, "dns", "auto",
 		"ADDRESS:PORT at which names are served; none; or auto: the tenth address of the service range, lent to this machine "+
 			"while it runs, or "+fallbackDNS+" where that is not allowed")
+	cmd.Flags().StringVar(&o.proxy, "proxy-mode", "auto", "how traffic to Services is led on this machine: none, auto, "+strings.Join(proxyModeNames(), ", "))
 	return cmd
 }
 
@@ -50,6 +53,9 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 			return usageError{fmt.Errorf("--dns: %w, auto or none", err)}
 		}
 	}
+	if o.proxy != "none" && !knownMode(o.proxy) {
+		return usageError{fmt.Errorf("--proxy-mode: %q is not one of none, auto, %s", o.proxy, strings.Join(proxyModeNames(), ", "))}
+	}
 	o.logs.quiet(cmd.ErrOrStderr())
 	tuneMemory()
 	out := cmd.OutOrStdout()
@@ -57,14 +63,18 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	// What runs beside the server ends with the same signal, and is waited for.
 	var beside sync.WaitGroup
 	err := server.Run(cmd.Context(), o.server, func(_ context.Context, info server.Info) error {
+		led := upProxy{note: "none"}
+		if o.proxy != "none" {
+			led = o.startProxy(cmd, info, &beside)
+		}
 		var dns *upDNS
 		if o.dns != "none" {
 			var err error
-			if dns, err = o.startDNS(cmd, info, &beside); err != nil {
+			if dns, err = o.startDNS(cmd, info, led.note == "", &beside); err != nil {
 				fmt.Fprintf(out, "There is no DNS: %v\n", err)
 			}
 		}
-		welcome(out, info, dns)
+		welcome(out, info, led, dns)
 		return nil
 	})
 	beside.Wait()
@@ -75,12 +85,12 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 }
 
 // startDNS runs the DNS server beside the API. Its failure leaves the rest running.
-func (o *upOptions) startDNS(cmd *cobra.Command, info server.Info, beside *sync.WaitGroup) (*upDNS, error) {
+func (o *upOptions) startDNS(cmd *cobra.Command, info server.Info, led bool, beside *sync.WaitGroup) (*upDNS, error) {
 	config, err := apiConfig(info.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	dns, err := prepareDNS(cmd.Context(), o.dns, config, info)
+	dns, err := o.prepareDNS(cmd.Context(), config, info, led)
 	if err != nil {
 		return nil, err
 	}
@@ -104,13 +114,14 @@ func (o *upOptions) startDNS(cmd *cobra.Command, info server.Info, beside *sync.
 	}
 }
 
-func welcome(out io.Writer, info server.Info, dns *upDNS) {
+func welcome(out io.Writer, info server.Info, led upProxy, dns *upDNS) {
 	where, try := "none", ""
 	if dns != nil {
 		where, try = dns.lines()
 	}
 	fmt.Fprintf(out, `Portal is up.
   API         https://%s
+  proxy       %s
   DNS         %s
   kubeconfig  %s
 
@@ -121,5 +132,5 @@ Try, in another terminal:
   portal audit
 %s
 Ctrl-C stops it; what was created stays in %s.
-`, info.Address, where, info.Kubeconfig, info.Kubeconfig, try, info.DataDir)
+`, info.Address, led, where, info.Kubeconfig, info.Kubeconfig, try, info.DataDir)
 }

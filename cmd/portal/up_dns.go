@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -26,7 +27,9 @@ const (
 
 // upDNS is the DNS server of `portal up`.
 type upDNS struct {
-	listen   []netip.AddrPort
+	listen []netip.AddrPort
+	// at are the addresses that clients use; none: those of listen.
+	at       []netip.Addr
 	lent     []netip.Addr
 	takeBack func() error
 	// resolvConf is a file that programs can use in place of /etc/resolv.conf; empty where the port is not 53.
@@ -34,9 +37,10 @@ type upDNS struct {
 	note       string
 }
 
-// prepareDNS makes the kube-dns Service and decides where to listen: where the flag says, or at the Service's own
-// addresses, lent to lo, or on loopback where that is not allowed.
-func prepareDNS(ctx context.Context, flag string, config *rest.Config, info server.Info) (*upDNS, error) {
+// prepareDNS makes the kube-dns Service and decides where to listen: where the flag says; or at the Service's own
+// addresses, lent to lo; or on loopback where that is not allowed. Where a proxy leads traffic it needs an endpoint to lead
+// it to, which can't be a cluster IP: then further addresses are lent for that.
+func (o *upOptions) prepareDNS(ctx context.Context, config *rest.Config, info server.Info, led bool) (*upDNS, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -49,29 +53,37 @@ func prepareDNS(ctx context.Context, flag string, config *rest.Config, info serv
 	if err != nil {
 		return nil, err
 	}
-	d := &upDNS{takeBack: func() error { return nil }}
+	d := &upDNS{at: virtual, takeBack: func() error { return nil }}
+	var endpoints []netip.Addr
 	switch {
-	case flag != "auto":
-		d.listen, err = addrPorts([]string{flag})
+	case o.dns != "auto":
+		d.listen, err = addrPorts([]string{o.dns})
+		d.at = nil
 	case up.CanLend():
-		d.lent = virtual
-		if d.takeBack, err = up.Lend(virtual); err != nil {
+		if led {
+			endpoints = up.EndpointAddrs(virtual)
+		}
+		d.lent = append(endpoints, virtual...)
+		if d.takeBack, err = up.Lend(d.lent); err != nil {
 			return nil, err
 		}
-		for _, a := range virtual {
+		for _, a := range d.lent {
 			d.listen = append(d.listen, netip.AddrPortFrom(a, 53))
 		}
 	default:
 		d.listen = []netip.AddrPort{netip.MustParseAddrPort(fallbackDNS)}
-		d.note = "without root, at loopback instead of " + virtual[0].String()
+		d.note, d.at = "without root, at loopback instead of "+virtual[0].String(), nil
+	}
+	if err == nil {
+		err = up.DNSEndpoints(ctx, client, endpoints, 53)
 	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, d.takeBack())
 	}
 	if d.listen[0].Port() == 53 {
-		var servers []netip.Addr
-		for _, a := range d.listen {
-			servers = append(servers, a.Addr())
+		servers := d.at
+		if servers == nil {
+			servers = []netip.Addr{d.listen[0].Addr()}
 		}
 		d.resolvConf = filepath.Join(info.DataDir, "resolv.conf")
 		err = os.WriteFile(d.resolvConf, []byte(up.ResolvConf(servers, metav1.NamespaceDefault, upZone)), 0o644)
@@ -126,12 +138,11 @@ func (d *upDNS) run(ctx context.Context, cmd *cobra.Command, config *rest.Config
 // lines are what a person should know about it.
 func (d *upDNS) lines() (where, try string) {
 	var at []string
-	for _, a := range d.listen {
-		if a.Port() == 53 {
-			at = append(at, a.Addr().String())
-		} else {
-			at = append(at, a.String())
-		}
+	for _, a := range d.at {
+		at = append(at, a.String())
+	}
+	if len(at) == 0 {
+		at = []string{d.listen[0].String()}
 	}
 	where = strings.Join(at, ", ")
 	if d.note != "" {

@@ -27,7 +27,7 @@ func (s Source) String() string {
 // Cluster is the current intent. One writer changes it; any number of readers follow it through a Feed.
 type Cluster struct {
 	mu         sync.RWMutex
-	services   map[Key]*Entry
+	services   entries
 	nodes      map[string]*Node
 	namespaces map[string]*Namespace
 	pods       map[Key]*Pod
@@ -42,12 +42,20 @@ type Cluster struct {
 // NewCluster returns an empty intent that is complete once each of the sources has been listed.
 func NewCluster(wanted ...Source) *Cluster {
 	c := &Cluster{
-		services: map[Key]*Entry{}, nodes: map[string]*Node{}, namespaces: map[string]*Namespace{},
+		services: whole{}, nodes: map[string]*Node{}, namespaces: map[string]*Namespace{},
 		pods: map[Key]*Pod{}, owner: map[Key]string{},
 	}
 	for _, s := range wanted {
 		c.wanted[s] = true
 	}
+	return c
+}
+
+// NewPackedCluster is NewCluster for readers that take up an entry when it changes and seldom else: entries are kept
+// packed, in a fraction of the memory, and each reading makes a new one.
+func NewPackedCluster(wanted ...Source) *Cluster {
+	c := NewCluster(wanted...)
+	c.services = packed{}
 	return c
 }
 
@@ -112,14 +120,14 @@ func (c *Cluster) removeSlice(k Key) {
 // update replaces an entry by a changed copy and tells the feeds.
 func (c *Cluster) update(k Key, change func(*Entry)) {
 	next := &Entry{}
-	if old := c.services[k]; old != nil {
+	if old := c.services.get(k); old != nil {
 		*next = *old
 	}
 	change(next)
 	if next.Service == nil && len(next.Slices) == 0 {
-		delete(c.services, k)
+		c.services.remove(k)
 	} else {
-		c.services[k] = next
+		c.services.set(k, next)
 	}
 	for _, f := range c.feeds {
 		f.mark(func(d *Changes) { d.Services[k] = struct{}{} })
@@ -212,7 +220,7 @@ func (c *Cluster) complete() bool {
 func (c *Cluster) Entry(k Key) *Entry {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return c.services[k]
+	return c.services.get(k)
 }
 
 // Slice returns a slice, nil for none.
@@ -223,7 +231,7 @@ func (c *Cluster) Slice(k Key) *Slice {
 	if !ok {
 		return nil
 	}
-	e := c.services[Key{k.Namespace, service}]
+	e := c.services.get(Key{k.Namespace, service})
 	i, _ := slices.BinarySearchFunc(e.Slices, k.Name, sliceByName)
 	return e.Slices[i]
 }
@@ -256,11 +264,11 @@ func (c *Cluster) Keys(s Source) []Key {
 	var out []Key
 	switch s {
 	case Services:
-		for k, e := range c.services {
-			if e.Service != nil {
+		c.services.keys(func(k Key, service bool) {
+			if service {
 				out = append(out, k)
 			}
-		}
+		})
 	case EndpointSlices:
 		out = slices.Collect(maps.Keys(c.owner))
 	case Pods:
@@ -290,7 +298,7 @@ type Snapshot struct {
 func (c *Cluster) Snapshot() Snapshot {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return Snapshot{maps.Clone(c.services), maps.Clone(c.nodes), maps.Clone(c.namespaces), maps.Clone(c.pods), c.complete()}
+	return Snapshot{c.services.clone(), maps.Clone(c.nodes), maps.Clone(c.namespaces), maps.Clone(c.pods), c.complete()}
 }
 
 // Changes are the keys that changed since a feed was last read.
@@ -318,9 +326,7 @@ func (c *Cluster) Follow() *Feed {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := &Feed{cluster: c, dirty: newChanges(), wake: make(chan struct{}, 1)}
-	for k := range c.services {
-		f.dirty.Services[k] = struct{}{}
-	}
+	c.services.keys(func(k Key, _ bool) { f.dirty.Services[k] = struct{}{} })
 	for k := range c.nodes {
 		f.dirty.Nodes[k] = struct{}{}
 	}

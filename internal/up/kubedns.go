@@ -79,15 +79,29 @@ func dnsService(addrs []netip.Addr, port uint16) *corev1.Service {
 	return svc
 }
 
+// EndpointAddrs are where the DNS server of one machine can be reached behind its cluster IPs: an address for each family,
+// in the ranges that Pods usually have.
+func EndpointAddrs(virtual []netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	for _, v := range virtual {
+		if v.Is4() {
+			out = append(out, netip.MustParseAddr("10.244.0.53"))
+		} else {
+			out = append(out, netip.MustParseAddr("fd00:244::53"))
+		}
+	}
+	return out
+}
+
 // DNSEndpoints says, in a slice for each family, where on this machine the DNS server listens. A proxy leads there. No
 // addresses take the slices away.
-func DNSEndpoints(ctx context.Context, client kubernetes.Interface, node string, addrs []netip.Addr, port uint16) error {
+func DNSEndpoints(ctx context.Context, client kubernetes.Interface, addrs []netip.Addr, port uint16) error {
 	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
 		var endpoints []discoveryv1.Endpoint
 		for _, a := range addrs {
 			if a.Is4() == (family == discoveryv1.AddressTypeIPv4) {
 				endpoints = append(endpoints, discoveryv1.Endpoint{
-					Addresses: []string{a.String()}, NodeName: ptr.To(node), Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)},
+					Addresses: []string{a.String()}, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)},
 				})
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -239,17 +240,20 @@ func (u *upstream) exchangeUDP(ctx context.Context, query []byte) ([]byte, error
 	if _, err := c.Write(query); err != nil {
 		return nil, err
 	}
-	buf := make([]byte, 4096)
+	buf := udpBuffers.Get().(*[4096]byte)
+	defer udpBuffers.Put(buf)
 	for {
-		n, err := c.Read(buf)
+		n, err := c.Read(buf[:])
 		if err != nil {
 			return nil, err
 		}
 		if answers(buf[:n], query) {
-			return buf[:n], nil
+			return slices.Clone(buf[:n]), nil
 		}
 	}
 }
+
+var udpBuffers = sync.Pool{New: func() any { return new([4096]byte) }}
 
 func (u *upstream) exchangeStream(ctx context.Context, query []byte) ([]byte, error) {
 	if c := u.takeIdle(); c != nil {

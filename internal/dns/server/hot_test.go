@@ -76,7 +76,7 @@ func BenchmarkHandle(b *testing.B) {
 
 // BenchmarkUpdate is how long a changed endpoint takes to be answered, once it is known, among 10,000 Services.
 func BenchmarkUpdate(b *testing.B) {
-	c := intent.NewCluster()
+	c := intent.NewPackedCluster()
 	c.SetNamespace(&intent.Namespace{Name: "shop"})
 	z, err := zone.New(c, zone.Options{Zones: []string{"cluster.local"}, TTL: 30})
 	if err != nil {

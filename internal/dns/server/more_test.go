@@ -31,7 +31,7 @@ func upstream(t testing.TB) *forward.Forwarder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := map[string]string{"www.example.com.": "192.0.2.1", "10.in-addr.arpa.": ""}
+	known := map[string]string{"www.example.com.": "192.0.2.1", "my.database.example.com.": "192.0.2.7", "10.in-addr.arpa.": ""}
 	started := make(chan struct{})
 	d := &dns.Server{PacketConn: c, NotifyStartedFunc: func() { close(started) }, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
 		m := new(dns.Msg)

@@ -34,8 +34,8 @@ func (s *Server) resolve(msg []byte, from netip.Addr, p proto, send func([]byte)
 	began := time.Now()
 	s.resolving.Go(func() {
 		defer func() { <-s.waiting }()
-		w := s.newWorker(p)
-		defer s.metrics.merge(p, w.count)
+		w := s.takeWorker(p)
+		defer s.giveWorker(w)
 		w.now = began
 		ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
 		defer cancel()
@@ -51,13 +51,41 @@ func (s *Server) resolve(msg []byte, from netip.Addr, p proto, send func([]byte)
 	})
 }
 
+// takeWorker returns a worker for one question. Those of UDP, which have sent their answer when they are done, are used
+// again: their counters and buffers would be most of the garbage that a forwarded question makes.
+func (s *Server) takeWorker(p proto) *worker {
+	if p == protoUDP {
+		select {
+		case w := <-s.spare:
+			return w
+		default:
+		}
+	}
+	return s.newWorker(p)
+}
+
+func (s *Server) giveWorker(w *worker) {
+	if w.proto == protoUDP {
+		select {
+		case s.spare <- w:
+			return
+		default:
+		}
+	}
+	s.metrics.merge(w.proto, w.count)
+}
+
 func (w *worker) resolve(ctx context.Context, msg []byte, from netip.Addr) ([]byte, int, source) {
 	s, q := w.s, &w.q
 	q.Parse(msg)
-	buf := make([]byte, 0, 4096)
+	if w.buf == nil {
+		w.buf = make([]byte, 0, 4096)
+	}
+	buf := w.buf
 	if w.proto.stream() || int(q.UDPSize) > cap(buf) {
 		buf = make([]byte, 0, bigSize)
 	}
+	w.r.Cut, w.r.Chain = false, nil
 	w.r.Limit = w.limit(buf)
 	own, outcome := s.zones.Answer(buf, &w.r)
 	switch outcome {

@@ -15,26 +15,68 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
 )
 
-// names are the forms in which a Pod of the namespace shop may ask, and what they lead to.
+// names are the forms in which a Pod of the namespace my-ns may ask, and what they lead to.
 var names = map[string][]string{
-	"web":                         {"10.96.0.10", "fd00:96::10"},
+	// The forms of the Kubernetes documents.
+	"my-service":                                {"10.0.171.239", "fd00:96::20"},
+	"my-service.my-ns":                          {"10.0.171.239", "fd00:96::20"},
+	"my-service.my-ns.svc":                      {"10.0.171.239", "fd00:96::20"},
+	"my-service.my-ns.svc.cluster.local":        {"10.0.171.239", "fd00:96::20"},
+	"my-service.my-ns.svc.cluster.local.":       {"10.0.171.239", "fd00:96::20"},
+	"MY-Service.My-NS":                          {"10.0.171.239", "fd00:96::20"},
+	"nginx-service":                             nil, // of another namespace
+	"nginx-service.default":                     {"10.96.0.30"},
+	"nginx-service.default.svc.cluster.local":   {"10.96.0.30"},
+	"my-service.prod":                           {"192.0.2.7"}, // ExternalName my.database.example.com
+	"my-service.prod.svc.cluster.local":         {"192.0.2.7"},
+	"number.prod":                               nil,                           // ExternalName 192.0.2.9: a name, not an address
+	"inside.prod":                               {"10.96.0.10", "fd00:96::10"}, // ExternalName of a Service
+	"headless":                                  {"10.1.1.1", "10.1.1.2"},
+	"headless.my-ns.svc.cluster.local":          {"10.1.1.1", "10.1.1.2"},
+	"10-1-1-2.headless":                         {"10.1.1.2"},
+	"10-1-1-2.headless.my-ns.svc.cluster.local": {"10.1.1.2"},
+	"10-1-1-3.headless.my-ns.svc.cluster.local": nil,
+	// And what else a Pod may write.
 	"web.shop":                    {"10.96.0.10", "fd00:96::10"},
 	"web.shop.svc":                {"10.96.0.10", "fd00:96::10"},
-	"web.shop.svc.cluster.local":  {"10.96.0.10", "fd00:96::10"},
 	"web.shop.svc.cluster.local.": {"10.96.0.10", "fd00:96::10"},
-	"db":                          {"10.1.0.1", "10.1.0.2", "10.1.0.3"},
-	"db-1.db":                     {"10.1.0.2"},
+	"db.shop":                     {"10.1.0.1", "10.1.0.2", "10.1.0.3"},
+	"db-1.db.shop":                {"10.1.0.2"},
 	"db-1.db.shop.svc":            {"10.1.0.2"},
-	"out":                         {"192.0.2.1"},
+	"out.shop":                    {"192.0.2.1"},
 	"www.example.com":             {"192.0.2.1"},
 	"10-1-0-9.shop.pod":           {"10.1.0.9"},
 	"no-such-service":             nil,
+	"web":                         nil,
 	"web.default":                 nil,
 }
 
-const podResolvConf = "nameserver 127.0.0.1\nsearch shop.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5 timeout:2\n"
+const podResolvConf = "nameserver 127.0.0.1\nsearch my-ns.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5 timeout:2\n"
+
+// documented is the small cluster with the Services of the Kubernetes documents.
+func documented() *intent.Cluster {
+	c, addr := small(), netip.MustParseAddr
+	for _, ns := range []string{"my-ns", "prod"} {
+		c.SetNamespace(&intent.Namespace{Name: ns})
+	}
+	http := []intent.Port{{Name: "http", Protocol: intent.TCP, Port: 80}}
+	c.SetService(&intent.Service{Key: namespaced("my-ns", "my-service"), ClusterIPs: []netip.Addr{addr("10.0.171.239"), addr("fd00:96::20")}, Ports: http})
+	c.SetService(&intent.Service{Key: namespaced("default", "nginx-service"), ClusterIPs: []netip.Addr{addr("10.96.0.30")}, Ports: http})
+	for name, target := range map[string]string{"my-service": "my.database.example.com", "number": "192.0.2.9", "inside": "web.shop.svc.cluster.local"} {
+		c.SetService(&intent.Service{Key: namespaced("prod", name), Type: intent.ExternalName, ExternalName: target})
+	}
+	c.SetService(&intent.Service{Key: namespaced("my-ns", "headless"), Headless: true, Ports: http})
+	c.SetSlice(&intent.Slice{Key: namespaced("my-ns", "headless-1"), Service: "headless", Family: intent.IPv4,
+		Ports: []intent.EndpointPort{{Name: "http", Protocol: intent.TCP, Port: 9376}},
+		Endpoints: []intent.Endpoint{
+			{Addr: addr("10.1.1.1"), Condition: intent.Ready}, {Addr: addr("10.1.1.2"), Condition: intent.Ready}, {Addr: addr("10.1.1.3")},
+		}})
+	return c
+}
 
 // inNamespace makes a network namespace whose programs see a Pod's resolv.conf, and runs open there.
 func inNamespace(t *testing.T, open func()) string {
@@ -77,10 +119,11 @@ func inNamespace(t *testing.T, open func()) string {
 	return name
 }
 
-// Real resolvers, with a Pod's resolv.conf, must find every form of a name: glibc's, Go's, dig, and each of them through
-// unbound as a forwarder in front.
+// Real resolvers, with a Pod's resolv.conf, must find every form of a name: glibc's, musl's, Go's, dig, and each of them
+// through unbound as a forwarder in front.
 func TestRealResolvers(t *testing.T) {
 	tool(t, "getent")
+	program := muslProgram(t)
 	unboundPath, digPath := tool(t, "unbound"), tool(t, "dig")
 	for _, front := range []bool{false, true} {
 		t.Run(map[bool]string{false: "direct", true: "behind unbound"}[front], func(t *testing.T) {
@@ -90,13 +133,13 @@ func TestRealResolvers(t *testing.T) {
 			}
 			world := upstream(t) // outside, where the server's questions come from
 			ns := inNamespace(t, func() {
-				started(t, small(), Options{Listen: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)}, Forward: world})
+				started(t, documented(), Options{Listen: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)}, Forward: world})
 			})
 			if front {
 				runUnbound(t, ns, unboundPath)
 			}
 			for name, want := range names {
-				for resolver, got := range map[string][]string{"glibc": glibc(t, ns, name), "Go": golang(t, ns, name)} {
+				for resolver, got := range map[string][]string{"glibc": glibc(t, ns, name), "musl": musl(ns, program, name), "Go": golang(t, ns, name)} {
 					if !slices.Equal(got, want) {
 						t.Errorf("%s finds for %q: %v, want %v", resolver, name, got, want)
 					}
@@ -107,9 +150,16 @@ func TestRealResolvers(t *testing.T) {
 				return strings.TrimSpace(string(out))
 			}
 			for _, c := range [][3]string{
-				{"SRV", "_http._tcp.web", "0 50 80 web.shop.svc.cluster.local."},
-				{"SRV", "_http._tcp.db-none", ""},
-				{"CNAME", "out", "www.example.com."},
+				{"SRV", "_http._tcp.my-service.my-ns", "0 50 80 my-service.my-ns.svc.cluster.local."},
+				{"SRV", "_http._tcp.my-service", "0 50 80 my-service.my-ns.svc.cluster.local."},
+				{"SRV", "_http._tcp.10-1-1-1.headless", ""},
+				{"SRV", "10-1-1-1.headless", "0 100 9376 10-1-1-1.headless.my-ns.svc.cluster.local."},
+				{"SRV", "_http._tcp.none", ""},
+				{"A", "my-service.my-ns", "10.0.171.239"},
+				{"AAAA", "my-service", "fd00:96::20"},
+				{"A", "my-service.prod.svc.cluster.local", "my.database.example.com.\n192.0.2.7"},
+				{"CNAME", "my-service.prod", "my.database.example.com."},
+				{"CNAME", "out.shop", "www.example.com."},
 				{"TXT", "dns-version.cluster.local", `"1.1.0"`},
 			} {
 				if got := dig(c[0], c[1]); got != c[2] {
@@ -121,6 +171,39 @@ func TestRealResolvers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// muslProgram is a program of musl's libc that looks names up, one a line.
+func muslProgram(t *testing.T) string {
+	compiler := tool(t, "musl-gcc")
+	dir := t.TempDir()
+	source, program := filepath.Join(dir, "lookup.c"), filepath.Join(dir, "lookup")
+	text := `#include <arpa/inet.h>
+#include <netdb.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+	struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list, *a;
+	char text[64];
+	if (getaddrinfo(argv[1], 0, &hints, &list))
+		return 1;
+	for (a = list; a; a = a->ai_next)
+		if (!getnameinfo(a->ai_addr, a->ai_addrlen, text, sizeof text, 0, 0, NI_NUMERICHOST))
+			puts(text);
+	return 0;
+}
+`
+	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(compiler, "-static", "-o", program, source).CombinedOutput(); err != nil {
+		t.Fatalf("musl-gcc: %v\n%s", err, out)
+	}
+	return program
+}
+
+func musl(ns, program, name string) []string {
+	out, _ := exec.Command("ip", "netns", "exec", ns, program, name).Output()
+	return sorted(strings.Fields(string(out)))
 }
 
 func glibc(t *testing.T, ns, name string) []string {

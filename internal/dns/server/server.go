@@ -69,6 +69,7 @@ type Server struct {
 	queries   *queryLog
 	beyond    []string
 	waiting   chan struct{}
+	spare     chan *worker // that asked others, and may again
 	resolving sync.WaitGroup
 	search    []string
 
@@ -86,7 +87,7 @@ func New(cluster *intent.Cluster, o Options) (*Server, error) {
 	}
 	s := &Server{
 		opts: o, cluster: cluster, zones: zones, forward: o.Forward, limiter: newLimiter(o.RateLimit),
-		queries: newQueryLog(o.QueryLog), waiting: make(chan struct{}, o.MaxWaiting),
+		queries: newQueryLog(o.QueryLog), waiting: make(chan struct{}, o.MaxWaiting), spare: make(chan *worker, 64),
 	}
 	var names []string
 	for i, n := range zones.Origins() {

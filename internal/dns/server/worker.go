@@ -19,6 +19,7 @@ type worker struct {
 	q     wire.Query
 	r     zone.Request
 	now   time.Time
+	buf   []byte // of one that asks others
 }
 
 // verdict is what a worker made of a message.

@@ -82,18 +82,37 @@ func within(name, zone string) bool {
 	}
 }
 
-// name finds a name of a zone, prepared or not.
+// name finds a name of a zone, and writes it out.
 func (z *Zones) name(owner string, g *origin) *Name {
-	if n := z.table.get([]byte(owner)); n != nil {
-		return n
-	}
 	var q wire.Query
 	msg := append(make([]byte, wire.HeaderLen, wire.HeaderLen+len(owner)+4), owner...)
 	msg[5] = 1
 	if q.Parse(append(msg, 0, wire.TypeA, 0, wire.ClassIN)) != wire.OK {
 		return nil
 	}
-	return z.dynamic(&q, g)
+	n, v := z.lookup(&q, g)
+	if v.s == nil {
+		return n
+	}
+	e := z.cluster.Entry(v.s.key())
+	if e == nil || e.Service == nil {
+		return nil
+	}
+	own, endpoints := z.records(e)
+	prefix, from := "", own
+	switch below := q.Labels() - g.labels; below {
+	case 4:
+		prefix, from = owner[:q.LabelAt(1)], endpoints
+	case 5:
+		prefix = owner[:q.LabelAt(2)]
+	}
+	var match []record
+	for _, r := range from {
+		if prefix == "" || r.portLabels() == prefix || r.hostLabel() == prefix {
+			match = append(match, r)
+		}
+	}
+	return newName(owner, owner[len(prefix):], z.opts.TTL, match)
 }
 
 // Finish writes the response of a chain. found are the records that elsewhere gave for its end, in wire form without

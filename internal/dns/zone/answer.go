@@ -64,9 +64,16 @@ func (z *Zones) Answer(dst []byte, r *Request) ([]byte, Outcome) {
 	if g == nil {
 		return dst, Foreign
 	}
-	n := z.table.get(r.Name())
-	if n == nil {
-		n = z.dynamic(r.Query, g)
+	if g.reverse {
+		if a, ok := reverseAddr(r.Query); ok {
+			if out, outcome, found := z.pointer(dst, r, g, string(a.bytes[:a.n])); found {
+				return out, outcome
+			}
+		}
+	}
+	n, v := z.lookup(r.Query, g)
+	if v.s != nil {
+		return z.show(dst, r, g, &v)
 	}
 	if n == nil {
 		// SOA is a question about the zone, which is there.
@@ -221,35 +228,41 @@ func (z *Zones) appendSOA(b []byte, at int) []byte {
 	return b
 }
 
-// dynamic makes names that are not prepared, because there is no end of them: pods' addresses, and the forms of a port's
-// name that leave out an underscore or the port.
-func (z *Zones) dynamic(q *wire.Query, g *origin) *Name {
+// lookup finds a name of a zone: either written out, or as a view of a Service; nothing if it is not there.
+func (z *Zones) lookup(q *wire.Query, g *origin) (*Name, view) {
 	below := q.Labels() - g.labels
-	if g.reverse || below < 3 || below > 5 {
-		return nil
+	if g.reverse || below < 3 {
+		return z.get(q.Name()), view{}
 	}
-	namespace, label := q.Label(below-2), q.Label(below-3)
+	if below > 5 {
+		return nil, view{}
+	}
 	switch string(q.Label(below - 1)) {
 	case "pod":
-		return z.pod(q.Name(), namespace, label, *g)
+		return z.pod(q.Name(), q.Label(below-2), q.Label(below-3), *g), view{}
 	case "svc":
-		if below == 5 && (bareLabel(q.Label(0)) || bareLabel(q.Label(1))) {
-			return z.port(q, namespace, label, *g)
+		s := z.service(q.Name()[q.LabelAt(below-3):q.LabelAt(below-1)])
+		switch {
+		case s == nil:
+		case below == 5 && (bareLabel(q.Label(0)) || bareLabel(q.Label(1))):
+			return z.port(q, s, g), view{}
+		case s.written != nil:
+			return s.written[string(q.Name())], view{}
+		default:
+			if v, ok := s.look(q, below); ok {
+				return nil, v
+			}
 		}
 	}
-	return nil
+	return nil, view{}
 }
 
 func bareLabel(l []byte) bool { return l[0] != '_' || len(l) == 1 }
 
-// port answers for a port's name that is not written in full.
-func (z *Zones) port(q *wire.Query, namespace, service []byte, g origin) *Name {
-	if z.table.get(branch(namespace, "\x03svc", g.wire)) == nil {
-		return nil
-	}
-	k := intent.Key{Namespace: string(namespace), Name: string(service)}
-	e := z.cluster.Entry(k)
+// port answers for a port's name that is not written in full, leaving out an underscore or the port.
+func (z *Zones) port(q *wire.Query, s *service, g *origin) *Name {
 	label, proto := bytes.TrimPrefix(q.Label(0), []byte("_")), bytes.TrimPrefix(q.Label(1), []byte("_"))
+	e := z.cluster.Entry(s.key())
 	if e == nil || e.Service == nil || e.Service.Type == intent.ExternalName && len(label)+len(proto) > 0 {
 		return nil
 	}
@@ -263,7 +276,7 @@ func (z *Zones) port(q *wire.Query, namespace, service []byte, g origin) *Name {
 	if len(match) == 0 {
 		return nil
 	}
-	return newName(string(q.Name()), serviceName(k, g.wire), z.opts.TTL, match)
+	return newName(string(q.Name()), serviceName(e.Service.Key, g.wire), z.opts.TTL, match)
 }
 
 // Origins are the zones, in wire form: the cluster's domains first.

@@ -7,7 +7,7 @@ import (
 	"portal/internal/dns/wire"
 )
 
-// Name is a name with all its answers, prepared: records in wire form whose owner points at the question, so that an
+// Name is a name with all its answers written out: records in wire form whose owner points at the question, so that an
 // answer is the header, the question as asked, and a copy.
 type Name struct {
 	owner string // wire form, lower case
@@ -175,7 +175,7 @@ func (n *Name) addServices(base string, ttl uint32, records []record) {
 	if total == 0 {
 		return
 	}
-	weight := max(1, uint16(100.0/float64(100*total)*100))
+	weight := weightOf(total)
 	var answers, extra []byte
 	s := set{typ: wire.TypeSRV}
 	start := wire.HeaderLen + len(n.owner) + 4
@@ -226,6 +226,9 @@ func (n *Name) addServices(base string, ttl uint32, records []record) {
 		n.add(s)
 	}
 }
+
+// weightOf is the weight of each of a number of SRV records, as CoreDNS deals it out.
+func weightOf(total int) uint16 { return max(1, uint16(100.0/float64(100*total)*100)) }
 
 func appendTarget(b []byte, host, base string) []byte {
 	if host != "" {

@@ -68,7 +68,7 @@ func podAddr(label []byte) (netip.Addr, bool) {
 
 // pod answers for <address>.<namespace>.pod: the name as it would have been prepared, nil for none.
 func (z *Zones) pod(owner, namespace, label []byte, g origin) *Name {
-	if z.opts.Pods == PodsDisabled || z.table.get(branch(namespace, "\x03pod", g.wire)) == nil {
+	if z.opts.Pods == PodsDisabled || z.get(branch(namespace, pod, g.wire)) == nil {
 		return nil
 	}
 	a, ok := podAddr(label)
@@ -78,7 +78,7 @@ func (z *Zones) pod(owner, namespace, label []byte, g origin) *Name {
 	if z.opts.Pods == PodsVerified && !z.verified(a, label, string(namespace)) {
 		return nil
 	}
-	base := string(appendTarget(nil, string(label), string(branch(namespace, "\x03pod", g.wire))))
+	base := string(appendTarget(nil, string(label), string(branch(namespace, pod, g.wire))))
 	return newName(string(owner), base, z.opts.TTL, []record{{addr: a}})
 }
 

@@ -2,154 +2,206 @@ package zone
 
 import (
 	"cmp"
+	"hash/maphash"
 	"net/netip"
 	"slices"
 	"strconv"
 
 	"portal/internal/dns/wire"
-	"portal/internal/intent"
 )
 
-// reverse knows which Services show an address. Nearly every address belongs to one; the others go to shared.
-type reverse struct {
-	owner  map[netip.Addr]intent.Key
-	shared map[netip.Addr][]intent.Key // the further ones
-	shown  map[intent.Key][]netip.Addr
+// packed is an address as it lies in a block.
+type packed struct {
+	bytes [16]byte
+	n     int
 }
 
-func newReverse() reverse {
-	return reverse{map[netip.Addr]intent.Key{}, map[netip.Addr][]intent.Key{}, map[intent.Key][]netip.Addr{}}
-}
+// hashAddr hashes an address in the form of a block.
+func (z *Zones) hashAddr(a string) uint64 { return maphash.String(z.seed, a) }
 
-func (r *reverse) add(a netip.Addr, k intent.Key) {
-	first, taken := r.owner[a]
-	switch {
-	case !taken:
-		r.owner[a] = k
-	case first != k && !slices.Contains(r.shared[a], k):
-		r.shared[a] = append(r.shared[a], k)
-	}
-}
-
-func (r *reverse) remove(a netip.Addr, k intent.Key) {
-	more := r.shared[a]
-	if r.owner[a] == k {
-		if len(more) == 0 {
-			delete(r.owner, a)
-			return
-		}
-		r.owner[a], more = more[0], more[1:]
-	} else if i := slices.Index(more, k); i >= 0 {
-		more = slices.Delete(slices.Clone(more), i, i+1)
-	}
-	if len(more) == 0 {
-		delete(r.shared, a)
-	} else {
-		r.shared[a] = more
-	}
-}
-
-// of returns the Services that show an address, in an order that does not depend on how it came about.
-func (r *reverse) of(a netip.Addr) []intent.Key {
-	first, ok := r.owner[a]
-	if !ok {
-		return nil
-	}
-	keys := append([]intent.Key{first}, r.shared[a]...)
-	slices.SortFunc(keys, func(a, b intent.Key) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	return keys
-}
-
-// updateReverse renews the PTR records of all addresses that a Service shows or showed.
-func (z *Zones) updateReverse(k intent.Key, e *intent.Entry) {
-	was, now := z.reverse.shown[k], z.addresses(k, e)
-	for _, a := range was {
-		z.reverse.remove(a, k)
-	}
-	for _, a := range now {
-		z.reverse.add(a, k)
-	}
-	if len(now) > 0 {
-		z.reverse.shown[k] = now
-	} else {
-		delete(z.reverse.shown, k)
-	}
-	touched := make(map[netip.Addr]struct{}, len(was)+len(now))
-	for _, list := range [][]netip.Addr{was, now} {
-		for _, a := range list {
-			touched[a] = struct{}{}
-		}
-	}
-	for a := range touched {
-		z.buildPointer(a)
-	}
-}
-
-// addresses are those that lead back to a Service: its cluster IPs, and its ready endpoints', whether the Service is
-// there or not.
-func (z *Zones) addresses(k intent.Key, e *intent.Entry) []netip.Addr {
-	if e == nil || z.only != nil && !z.exposed(k.Namespace) {
-		return nil
-	}
-	var out []netip.Addr
-	if e.Service != nil {
-		out = append(out, e.Service.ClusterIPs...)
-	}
-	if z.opts.NoEndpoints {
-		return out
-	}
-	for _, s := range e.Slices {
-		for i := range s.Endpoints {
-			if end := &s.Endpoints[i]; end.Is(intent.Ready) && end.Addr.IsValid() {
-				out = append(out, end.Addr.Unmap())
-			}
-		}
-	}
-	return out
-}
-
-// buildPointer makes the PTR records of an address. A cluster IP's Service comes before endpoints that share it.
-func (z *Zones) buildPointer(a netip.Addr) {
-	owner := reverseName(a)
-	var targets []string
-	for _, k := range z.reverse.of(a) {
-		e := z.cluster.Entry(k)
-		if e == nil {
-			continue
-		}
-		base := serviceName(k, z.origins[0].wire)
-		if base == "" {
-			continue
-		}
-		if e.Service != nil && slices.Contains(e.Service.ClusterIPs, a) {
-			targets = []string{base}
-			break
-		}
-		for _, s := range e.Slices {
-			for i := range s.Endpoints {
-				end := &s.Endpoints[i]
-				if !end.Is(intent.Ready) || end.Addr.Unmap() != a {
-					continue
-				}
-				if t := string(appendTarget(nil, z.hostname(s, i), base)); len(t) <= wire.MaxName && !slices.Contains(targets, t) {
-					targets = append(targets, t)
-				}
-			}
-		}
-	}
-	if len(targets) == 0 {
-		z.table.remove(owner)
+// eachAddr calls do with each address that leads back to a Service: its cluster IPs and its ready endpoints', whether
+// the Service itself is there or not.
+func (s *service) eachAddr(do func(a string)) {
+	if s == nil || s.is(secret) {
 		return
 	}
-	n := &Name{owner: owner, kind: ptrOnly}
-	var data []byte
-	for _, t := range targets {
-		data = append(appendRR(data, toQuestion, wire.TypePTR, z.opts.TTL, len(t)), t...)
+	for _, b := range [...]block{s.front(), s.ends()} {
+		for at, i := 0, 0; i < b.count; i++ {
+			var h host
+			h, at = b.host(at)
+			for list := h.v4; list != ""; list = list[4:] {
+				do(list[:4])
+			}
+			for list := h.v6; list != ""; list = list[16:] {
+				do(list[:16])
+			}
+		}
 	}
-	n.add(set{typ: wire.TypePTR, an: uint16(len(targets)), data: exact(data)})
-	z.table.put(n)
+}
+
+// allAddrs lists what the table of addresses holds.
+func (z *Zones) allAddrs(add func(uint64, *service)) {
+	z.services.each(func(s *service) bool {
+		s.eachAddr(func(a string) { add(z.hashAddr(a), s) })
+		return true
+	})
+}
+
+// updateReverse lets the addresses of a Service lead to its new state in place of the old one. Those that are in both
+// lead somewhere at every moment.
+func (z *Zones) updateReverse(was, now *service) {
+	now.eachAddr(func(a string) {
+		z.reverse.put(z.hashAddr(a), now, func(s *service) bool { return s == was || s == now })
+	})
+	was.eachAddr(func(a string) {
+		z.reverse.remove(z.hashAddr(a), func(s *service) bool { return s == was })
+	})
+}
+
+// pointers appends the Services that an address leads back to, in an order that does not depend on how it came about.
+// One that has it as its cluster IP comes alone, before endpoints that share it.
+func (z *Zones) pointers(out []*service, a string) (found []*service, front bool) {
+	z.reverse.find(z.hashAddr(a), func(s *service) bool {
+		inFront := s.front().has(a)
+		switch {
+		case inFront && !front:
+			out, front = append(out[:0], s), true
+		case inFront || !front && s.ends().has(a) && !slices.Contains(out, s):
+			out = append(out, s)
+		}
+		return false
+	})
+	slices.SortFunc(out, func(a, b *service) int {
+		return cmp.Or(cmp.Compare(a.namespace(), b.namespace()), cmp.Compare(a.name(), b.name()))
+	})
+	if front {
+		out = out[:1]
+	}
+	return out, front
+}
+
+func (b block) has(a string) bool {
+	for at, i := 0, 0; i < b.count; i++ {
+		var h host
+		if h, at = b.host(at); h.has(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// pointer answers for the name of an address, false if nothing has it.
+func (z *Zones) pointer(dst []byte, r *Request, g *origin, a string) ([]byte, Outcome, bool) {
+	var few [8]*service
+	found, front := z.pointers(few[:0], a)
+	w := writer{Request: r, dst: r.Begin(dst), ttl: z.opts.TTL, room: r.Limit}
+	if r.EDNS {
+		w.room -= wire.OPTLen
+	}
+	any := false
+	for _, s := range found {
+		z.eachTarget(s, a, front, func(t target) {
+			any = true
+			if r.QType == wire.TypePTR && w.fits(12+t.len()) {
+				w.dst = t.append(appendRR(w.dst, toQuestion, wire.TypePTR, w.ttl, t.len()))
+				w.an++
+			}
+		})
+	}
+	switch {
+	case !any:
+		return dst, Denied, false
+	case w.an > 0 || w.cut:
+		return w.finish(), Answered, true
+	case r.QType == wire.TypeSOA:
+		return z.negative(dst, r, g, wire.NoError), Answered, true
+	}
+	return z.negative(dst, r, g, wire.NXDomain), Denied, true
+}
+
+// eachTarget calls do with the names that an address of a Service leads to.
+func (z *Zones) eachTarget(s *service, a string, front bool, do func(target)) {
+	t := target{labels: s.labels(), zone: z.origins[0].bytes}
+	b := s.ends()
+	if front {
+		b = s.front()
+	}
+	for at, i := 0, 0; i < b.count; i++ {
+		var h host
+		if h, at = b.host(at); h.has(a) {
+			if t.label = h.label; t.len() <= wire.MaxName {
+				do(t)
+			}
+		}
+	}
+}
+
+// pointerName writes out what an address leads to, nil for nothing.
+func (z *Zones) pointerName(a string) *Name {
+	found, front := z.pointers(nil, a)
+	n := &Name{kind: ptrOnly}
+	p := set{typ: wire.TypePTR}
+	for _, s := range found {
+		z.eachTarget(s, a, front, func(t target) {
+			p.data = t.append(appendRR(p.data, toQuestion, wire.TypePTR, z.opts.TTL, t.len()))
+			p.an++
+		})
+	}
+	if p.an == 0 {
+		return nil
+	}
+	addr, _ := netip.AddrFromSlice([]byte(a))
+	n.owner = reverseName(addr)
+	n.add(p)
+	return n
+}
+
+const (
+	arpa4 = "\x07in-addr\x04arpa\x00"
+	arpa6 = "\x03ip6\x04arpa\x00"
+)
+
+// reverseAddr reads the address that the name of a question leads from.
+func reverseAddr(q *wire.Query) (p packed, ok bool) {
+	switch n := q.Labels(); {
+	case n == 4+2 && string(q.Name()[q.LabelAt(4):]) == arpa4:
+		for i := range 4 {
+			n := 0
+			label := q.Label(i)
+			for _, c := range label {
+				if c < '0' || c > '9' {
+					return p, false
+				}
+				n = 10*n + int(c-'0')
+			}
+			if len(label) > 3 || n > 255 || len(label) > 1 && label[0] == '0' {
+				return p, false
+			}
+			p.bytes[3-i] = byte(n)
+		}
+		p.n = 4
+		return p, true
+	case n == 32+2 && string(q.Name()[q.LabelAt(32):]) == arpa6:
+		for i := range 32 {
+			label := q.Label(i)
+			if len(label) != 1 {
+				return p, false
+			}
+			c := label[0]
+			switch {
+			case c >= '0' && c <= '9':
+				c -= '0'
+			case c >= 'a' && c <= 'f':
+				c -= 'a' - 10
+			default:
+				return p, false
+			}
+			p.bytes[15-i/2] |= c << (4 * (i % 2))
+		}
+		p.n = 16
+		return p, true
+	}
+	return p, false
 }
 
 // reverseName is the name that leads from an address to its names.
@@ -162,12 +214,12 @@ func reverseName(a netip.Addr) string {
 			b = strconv.AppendUint(append(b, 0), uint64(v[i]), 10)
 			b[at] = byte(len(b) - at - 1)
 		}
-		return string(b) + "\x07in-addr\x04arpa\x00"
+		return string(b) + arpa4
 	}
 	const hex = "0123456789abcdef"
 	v := a.As16()
 	for i := 15; i >= 0; i-- {
 		b = append(b, 1, hex[v[i]&15], 1, hex[v[i]>>4])
 	}
-	return string(b) + "\x03ip6\x04arpa\x00"
+	return string(b) + arpa6
 }

@@ -1,24 +1,23 @@
 package zone
 
-import (
-	"hash/maphash"
-	"sync/atomic"
-)
+import "sync/atomic"
 
-// table maps names to what they answer. One goroutine writes; readers take no lock and never wait.
-type table struct {
-	seed  maphash.Seed
-	slots atomic.Pointer[slots]
+// table finds values by a hash. One goroutine writes; readers take no lock and never wait. It keeps no keys: who asks
+// says which of the values with the hash is meant, and there may be several.
+type table[T any] struct {
+	slots atomic.Pointer[slots[T]]
 	used  int // slots that are not empty, graves counted
 	live  int
+	// all lists what the table is to hold, for the move to one of another size.
+	all func(add func(hash uint64, v *T))
 }
 
-// slots are tried one after the other from a name's own. The tags, a part of each name's hash, are looked through first:
-// they lie close together, while each name is a walk through memory. Tag 0 is an empty slot, 1 a grave, whose name was
+// slots are tried one after the other from a hash's own. The tags, a part of each hash, are looked through first: they
+// lie close together, while each value is a walk through memory. Tag 0 is an empty slot, 1 a grave, whose value was
 // removed and past which a search goes on.
-type slots struct {
-	tags  []atomic.Uint32
-	names []atomic.Pointer[Name]
+type slots[T any] struct {
+	tags   []atomic.Uint32
+	values []atomic.Pointer[T]
 }
 
 const (
@@ -26,20 +25,24 @@ const (
 	grave = 1
 )
 
-func newSlots(n int) *slots {
-	return &slots{make([]atomic.Uint32, n), make([]atomic.Pointer[Name], n)}
+func newSlots[T any](n int) *slots[T] {
+	return &slots[T]{make([]atomic.Uint32, n), make([]atomic.Pointer[T], n)}
 }
 
-func newTable() *table {
-	t := &table{seed: maphash.MakeSeed()}
-	t.slots.Store(newSlots(64))
+// newTable returns an empty table. hash is that of a value, for tables where each value has one.
+func newTable[T any](hash func(*T) uint64) *table[T] {
+	t := &table[T]{}
+	t.all = func(add func(uint64, *T)) {
+		t.each(func(v *T) bool { add(hash(v), v); return true })
+	}
+	t.slots.Store(newSlots[T](64))
 	return t
 }
 
 func tagOf(h uint64) uint32 { return uint32(h>>32) | 2 }
 
-func (t *table) get(name []byte) *Name {
-	h := maphash.Bytes(t.seed, name)
+// find returns the first value with the hash that match wants. Some of those it is shown may have another hash.
+func (t *table[T]) find(h uint64, match func(*T) bool) *T {
 	tag, s := tagOf(h), t.slots.Load()
 	mask := uint64(len(s.tags) - 1)
 	for i := h & mask; ; i = (i + 1) & mask {
@@ -47,17 +50,16 @@ func (t *table) get(name []byte) *Name {
 		case empty:
 			return nil
 		case tag:
-			// The name may have been removed, or replaced by another, since its tag was read.
-			if n := s.names[i].Load(); n != nil && n.owner == string(name) {
-				return n
+			// The value may have been removed, or replaced by another, since its tag was read.
+			if v := s.values[i].Load(); v != nil && match(v) {
+				return v
 			}
 		}
 	}
 }
 
-// put adds a name, or replaces it in one step.
-func (t *table) put(n *Name) {
-	h := maphash.String(t.seed, n.owner)
+// put adds a value, or sets it in the place of the one that it replaces, in one step.
+func (t *table[T]) put(h uint64, v *T, replaces func(*T) bool) {
 	s := t.slots.Load()
 	if 2*(t.used+1) > len(s.tags) {
 		s = t.rebuild()
@@ -72,7 +74,7 @@ func (t *table) put(n *Name) {
 				t.used++
 			}
 			t.live++
-			s.names[free].Store(n)
+			s.values[free].Store(v)
 			s.tags[free].Store(tag)
 			return
 		case grave:
@@ -80,16 +82,16 @@ func (t *table) put(n *Name) {
 				free = int(i)
 			}
 		case tag:
-			if s.names[i].Load().owner == n.owner {
-				s.names[i].Store(n)
+			if replaces(s.values[i].Load()) {
+				s.values[i].Store(v)
 				return
 			}
 		}
 	}
 }
 
-func (t *table) remove(owner string) {
-	h := maphash.String(t.seed, owner)
+// remove takes out the first value with the hash that match wants.
+func (t *table[T]) remove(h uint64, match func(*T) bool) {
 	s := t.slots.Load()
 	tag, mask := tagOf(h), uint64(len(s.tags)-1)
 	for i := h & mask; ; i = (i + 1) & mask {
@@ -97,9 +99,9 @@ func (t *table) remove(owner string) {
 		case empty:
 			return
 		case tag:
-			if s.names[i].Load().owner == owner {
+			if match(s.values[i].Load()) {
 				s.tags[i].Store(grave)
-				s.names[i].Store(nil)
+				s.values[i].Store(nil)
 				t.live--
 				return
 			}
@@ -108,33 +110,33 @@ func (t *table) remove(owner string) {
 }
 
 // rebuild moves to a table with room, leaving the old one to its readers.
-func (t *table) rebuild() *slots {
+func (t *table[T]) rebuild() *slots[T] {
+	t.live = 0
+	t.all(func(uint64, *T) { t.live++ })
 	size := 64
 	for size < 3*(t.live+1) {
 		size *= 2
 	}
-	s := newSlots(size)
+	s := newSlots[T](size)
 	mask := uint64(size - 1)
-	t.each(func(n *Name) bool {
-		h := maphash.String(t.seed, n.owner)
-		j := h & mask
-		for s.tags[j].Load() != empty {
-			j = (j + 1) & mask
+	t.all(func(h uint64, v *T) {
+		i := h & mask
+		for s.tags[i].Load() != empty {
+			i = (i + 1) & mask
 		}
-		s.names[j].Store(n)
-		s.tags[j].Store(tagOf(h))
-		return true
+		s.values[i].Store(v)
+		s.tags[i].Store(tagOf(h))
 	})
 	t.used = t.live
 	t.slots.Store(s)
 	return s
 }
 
-// each calls do for every name until it returns false.
-func (t *table) each(do func(*Name) bool) {
+// each calls do for every value until it returns false.
+func (t *table[T]) each(do func(*T) bool) {
 	s := t.slots.Load()
-	for i := range s.names {
-		if n := s.names[i].Load(); n != nil && !do(n) {
+	for i := range s.values {
+		if v := s.values[i].Load(); v != nil && !do(v) {
 			return
 		}
 	}

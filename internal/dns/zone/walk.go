@@ -6,7 +6,7 @@ import (
 
 // Walk calls do with a message for each set of records in a zone, but SOA's: for a transfer.
 func (z *Zones) Walk(origin string, do func(message []byte) error) (err error) {
-	z.table.each(func(n *Name) bool {
+	z.each(func(n *Name) bool {
 		if !within(n.owner, origin) {
 			return true
 		}
@@ -24,6 +24,29 @@ func (z *Zones) Walk(origin string, do func(message []byte) error) (err error) {
 		return true
 	})
 	return err
+}
+
+// each writes out every name and calls do with it until it returns false.
+func (z *Zones) each(do func(*Name) bool) {
+	on := true
+	z.table.each(func(n *Name) bool { on = do(n); return on })
+	seen := map[string]struct{}{}
+	z.services.each(func(s *service) bool {
+		if e := z.cluster.Entry(s.key()); e != nil && !s.is(hidden) {
+			for _, n := range z.build(e) {
+				on = on && do(n)
+			}
+		}
+		s.eachAddr(func(a string) {
+			if _, dup := seen[a]; on && !dup {
+				seen[a] = struct{}{}
+				if n := z.pointerName(a); n != nil {
+					on = do(n)
+				}
+			}
+		})
+		return on
+	})
 }
 
 // message wraps a set in a message, so that its pointers lead somewhere.

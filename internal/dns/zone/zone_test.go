@@ -3,7 +3,8 @@ package zone
 import (
 	"fmt"
 	"net/netip"
-	"sync"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -37,6 +38,9 @@ func TestIncrementalEqualsFresh(t *testing.T) {
 	o := Options{Zones: []string{"cluster.local", "two.example"}, TTL: 30, Pods: PodsInsecure}
 	rapid.Check(t, func(t *rapid.T) {
 		c := intent.NewCluster()
+		if rapid.Bool().Draw(t, "packed") {
+			c = intent.NewPackedCluster()
+		}
 		z, err := New(c, o)
 		if err != nil {
 			t.Fatal(err)
@@ -54,7 +58,73 @@ func TestIncrementalEqualsFresh(t *testing.T) {
 		if a, b := dump(z), dump(fresh); fmt.Sprint(a) != fmt.Sprint(b) {
 			t.Fatalf("step by step:\n%v\nat once:\n%v", a, b)
 		}
+		answersAreTheRecords(t, z)
 	})
+}
+
+// Answers from the packed form must be those that the records written out give, and a name that has none is denied.
+func answersAreTheRecords(t *rapid.T, z *Zones) {
+	there := map[string]bool{}
+	z.each(func(n *Name) bool {
+		name := wire.UnpackName([]byte(n.owner))
+		there[name] = true
+		if n.kind == plain && len(n.all()) == 0 && len(n.targets()) == 0 {
+			t.Fatalf("%s has no records at all", name)
+		}
+		for _, typ := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeSRV, dns.TypePTR, dns.TypeTXT} {
+			s := n.find(typ)
+			if s == nil && len(n.targets()) > 0 {
+				continue
+			}
+			got, want := ask(t, z, name, typ), new(dns.Msg)
+			if s != nil {
+				if err := want.Unpack(n.message(typ, *s)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if a, b := lines(got.Answer), lines(want.Answer); a != b {
+				t.Fatalf("%s %s answers\n%s\nwant\n%s", name, dns.TypeToString[typ], a, b)
+			}
+			if a, b := lines(got.Extra), lines(want.Extra); a != b {
+				t.Fatalf("%s %s adds\n%s\nwant\n%s", name, dns.TypeToString[typ], a, b)
+			}
+			if s == nil && n.kind == plain && got.Rcode != dns.RcodeSuccess {
+				t.Fatalf("%s %s: %s", name, dns.TypeToString[typ], dns.RcodeToString[got.Rcode])
+			}
+		}
+		return true
+	})
+	for _, name := range everyName() {
+		if r := ask(t, z, name, dns.TypeA); !there[name] && r.Rcode == dns.RcodeSuccess {
+			t.Fatalf("%s is answered, and is not there", name)
+		}
+	}
+}
+
+func lines(rrs []dns.RR) string {
+	var out []string
+	for _, rr := range rrs {
+		out = append(out, rr.String())
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}
+
+// everyName lists those that the random clusters may have.
+func everyName() (out []string) {
+	for i := range 8 {
+		out = append(out, fmt.Sprintf("%d.0.0.10.in-addr.arpa.", i))
+	}
+	for _, service := range []string{"a.n1", "b.n1", "a.n2", "b.n2"} {
+		for _, zone := range []string{"cluster.local.", "two.example."} {
+			base := service + ".svc." + zone
+			out = append(out, base)
+			for _, below := range []string{"h", "10-0-0-1", "10-0-0-2", "10-0-0-5", "fd00--1", "fd00--3", "_p._tcp", "_q._udp", "_r._tcp", "_q._tcp"} {
+				out = append(out, below+"."+base)
+			}
+		}
+	}
+	return out
 }
 
 // change makes a random change to a small cluster.
@@ -62,39 +132,62 @@ func change(t *rapid.T, c *intent.Cluster) {
 	ns := rapid.SampledFrom([]string{"n1", "n2"}).Draw(t, "namespace")
 	k := intent.Key{Namespace: ns, Name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name")}
 	addr := func() netip.Addr {
-		return netip.AddrFrom4([4]byte{10, 0, 0, byte(rapid.IntRange(1, 5).Draw(t, "addr"))})
+		return netip.AddrFrom4([4]byte{10, 0, 0, byte(rapid.IntRange(1, 20).Draw(t, "addr"))})
 	}
-	switch rapid.IntRange(0, 6).Draw(t, "what") {
+	addr6 := func() netip.Addr {
+		return netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(rapid.IntRange(1, 20).Draw(t, "addr"))})
+	}
+	switch rapid.IntRange(0, 7).Draw(t, "what") {
 	case 0:
 		c.SetNamespace(&intent.Namespace{Name: ns})
 	case 1:
 		c.DeleteNamespace(ns)
 	case 2:
-		c.SetService(&intent.Service{Key: k, ClusterIPs: []netip.Addr{addr()}, Ports: []intent.Port{{Name: "p", Protocol: intent.TCP, Port: 80}}})
+		s := &intent.Service{Key: k, ClusterIPs: []netip.Addr{addr()}, Ports: []intent.Port{{Name: "p", Protocol: intent.TCP, Port: 80}}}
+		if rapid.Bool().Draw(t, "more") {
+			s.ClusterIPs = append(s.ClusterIPs, addr6())
+			s.Ports = append(s.Ports, intent.Port{Name: "q", Protocol: intent.UDP, Port: 80}, intent.Port{Name: "r", Protocol: intent.TCP, Port: 81})
+		}
+		c.SetService(s)
 	case 3:
 		c.SetService(&intent.Service{Key: k, Headless: true})
 	case 4:
 		c.DeleteService(k)
 	case 5:
 		s := &intent.Slice{Key: intent.Key{Namespace: ns, Name: rapid.SampledFrom([]string{"s1", "s2"}).Draw(t, "slice")}, Service: k.Name, Family: intent.IPv4,
-			Ports: []intent.EndpointPort{{Name: "q", Protocol: intent.UDP, Port: 53}}}
-		for range rapid.IntRange(0, 3).Draw(t, "endpoints") {
-			e := intent.Endpoint{Addr: addr(), Hostname: rapid.SampledFrom([]string{"", "h"}).Draw(t, "host")}
-			if rapid.Bool().Draw(t, "ready") {
+			Ports: rapid.SampledFrom(portLists).Draw(t, "ports")}
+		make := addr
+		if rapid.Bool().Draw(t, "IPv6") {
+			s.Family, make = intent.IPv6, addr6
+		}
+		for range rapid.IntRange(0, 12).Draw(t, "endpoints") {
+			e := intent.Endpoint{Addr: make(), Hostname: rapid.SampledFrom([]string{"", "", "h", "H2"}).Draw(t, "host")}
+			if rapid.IntRange(0, 3).Draw(t, "ready") > 0 {
 				e.Condition = intent.Ready
 			}
 			s.Endpoints = append(s.Endpoints, e)
 		}
 		c.SetSlice(s)
+	case 7:
+		c.SetService(&intent.Service{Key: k, Type: intent.ExternalName, ExternalName: "a.n2.svc.cluster.local"})
 	case 6:
 		c.DeleteSlice(intent.Key{Namespace: ns, Name: rapid.SampledFrom([]string{"s1", "s2"}).Draw(t, "slice")})
 	}
 }
 
+var portLists = [][]intent.EndpointPort{
+	nil,
+	{{Name: "q", Protocol: intent.UDP, Port: 53}},
+	{{Name: "q", Protocol: intent.UDP, Port: 53}},
+	{{Name: "q", Protocol: intent.UDP, Port: 53}, {Name: "r", Protocol: intent.TCP, Port: 53}, {Protocol: intent.TCP, Port: 80}},
+	{{Name: "q", Protocol: intent.UDP}},
+	{{Name: "q", Protocol: intent.UDP, Port: 53}, {Name: "q", Protocol: intent.UDP, Port: 54}},
+}
+
 // dump writes all records; several PTR records of a name may come in any order.
 func dump(z *Zones) map[string]map[string]int {
 	out := map[string]map[string]int{}
-	z.table.each(func(n *Name) bool {
+	z.each(func(n *Name) bool {
 		rrs := map[string]int{}
 		for _, s := range n.all() {
 			m := new(dns.Msg)
@@ -109,68 +202,6 @@ func dump(z *Zones) map[string]map[string]int {
 		return true
 	})
 	return out
-}
-
-func TestTable(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		table, model := newTable(), map[string]*Name{}
-		for range rapid.IntRange(1, 400).Draw(t, "steps") {
-			owner := fmt.Sprint("n", rapid.IntRange(0, 120).Draw(t, "name"))
-			if rapid.IntRange(0, 2).Draw(t, "what") == 0 {
-				table.remove(owner)
-				delete(model, owner)
-			} else {
-				n := &Name{owner: owner}
-				table.put(n)
-				model[owner] = n
-			}
-		}
-		for i := range 121 {
-			owner := fmt.Sprint("n", i)
-			if table.get([]byte(owner)) != model[owner] {
-				t.Fatalf("%s is not what was put", owner)
-			}
-		}
-		if table.live != len(model) {
-			t.Fatalf("%d live, want %d", table.live, len(model))
-		}
-	})
-}
-
-// Readers must see a name that is replaced over and over at every moment, while the table grows and shrinks around it.
-func TestTableWhileWritten(t *testing.T) {
-	table := newTable()
-	table.put(&Name{owner: "always"})
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	for range 2 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if table.get([]byte("always")) == nil {
-					t.Error("a name went that was never removed")
-					return
-				}
-			}
-		})
-	}
-	for round := range 20 {
-		for i := range 2000 {
-			table.put(&Name{owner: fmt.Sprint(round, i)})
-			if i%100 == 0 {
-				table.put(&Name{owner: "always"})
-			}
-		}
-		for i := range 2000 {
-			table.remove(fmt.Sprint(round, i))
-		}
-	}
-	close(stop)
-	wg.Wait()
 }
 
 func TestVerifiedPods(t *testing.T) {

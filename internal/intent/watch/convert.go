@@ -99,7 +99,7 @@ func topologyMode(annotations map[string]string) string {
 func Slice(s *discoveryv1.EndpointSlice) *intent.Slice {
 	out := &intent.Slice{
 		Key:       intent.Key{Namespace: intern(s.Namespace), Name: s.Name},
-		Service:   s.Labels[discoveryv1.LabelServiceName],
+		Service:   beginning(s.Name, s.Labels[discoveryv1.LabelServiceName]),
 		Family:    family(string(s.AddressType)),
 		ManagedBy: intern(s.Labels[discoveryv1.LabelManagedBy]),
 	}
@@ -279,6 +279,15 @@ func value(s *string) string {
 		return ""
 	}
 	return *s
+}
+
+// beginning returns s, as a part of whole where that begins with it: slices are mostly named after their Service, and the
+// two then share memory.
+func beginning(whole, s string) string {
+	if strings.HasPrefix(whole, s) {
+		return whole[:len(s)]
+	}
+	return s
 }
 
 // intern shares one copy of strings that come by the thousand: namespaces, nodes, zones, port names.

@@ -37,6 +37,7 @@ var everyone = pattern{true, true, true}
 // encoding is what all rules depend on: the family and the node's facts.
 type encoding struct {
 	family intent.Family
+	mark   mark
 	// pods are the matches for packets from Pods; none where Pods can't be told.
 	pods []string
 	// usual is what cluster IPs do with the source. It is marked before the tree is entered, so that a frontend that does
@@ -44,8 +45,8 @@ type encoding struct {
 	usual pattern
 }
 
-func newEncoding(f intent.Family, facts *plan.Facts) *encoding {
-	e := &encoding{family: f, pods: podMatches(f, &facts.Pods)}
+func newEncoding(f intent.Family, m mark, facts *plan.Facts) *encoding {
+	e := &encoding{family: f, mark: m, pods: podMatches(f, &facts.Pods)}
 	switch {
 	case facts.MasqueradeAll:
 		e.usual = everyone
@@ -136,11 +137,15 @@ func match(f *plan.Frontend) string {
 	return m
 }
 
-const (
-	markMasquerade = "-j MARK --set-xmark 0x4000/0x4000"
-	clearMark      = "-j MARK --set-xmark 0x0/0x4000"
-	fromNode       = "-m addrtype --src-type LOCAL"
-)
+const fromNode = "-m addrtype --src-type LOCAL"
+
+// mark is the bit of a packet's mark that says that its source is to be rewritten.
+type mark uint32
+
+func (m mark) set() string   { return fmt.Sprintf("-j MARK --set-xmark %#x/%#[1]x", uint32(m)) }
+func (m mark) clear() string { return fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", uint32(m)) }
+func (m mark) is() string    { return fmt.Sprintf("-m mark --mark %#x/%#[1]x", uint32(m)) }
+func (m mark) isNot() string { return fmt.Sprintf("-m mark ! --mark %#x/%#[1]x", uint32(m)) }
 
 // forward is how packets to a frontend find their pool, nil where nobody is forwarded.
 func (c *compiler) forward(f *plan.Frontend) []string {
@@ -198,9 +203,9 @@ func (c *compiler) prelude(masquerade, usual pattern) (string, bool) {
 	case c.same(masquerade, usual):
 		return "", true
 	case c.same(masquerade, everyone):
-		return markMasquerade, true
+		return c.mark.set(), true
 	case c.same(masquerade, pattern{}):
-		return clearMark, true
+		return c.mark.clear(), true
 	}
 	return "", false
 }
@@ -209,7 +214,7 @@ func (c *compiler) prelude(masquerade, usual pattern) (string, bool) {
 func (c *compiler) routes(f *plan.Frontend, usual pattern) string {
 	var rules []string
 	if !c.same(usual, pattern{}) {
-		rules = append(rules, clearMark)
+		rules = append(rules, c.mark.clear())
 	}
 	rules = append(rules, c.byOrigin(func(o plan.Origin, from string) []string {
 		r := f.Routes[o]
@@ -219,7 +224,7 @@ func (c *compiler) routes(f *plan.Frontend, usual pattern) string {
 		case r.Verdict != plan.Forward:
 			return []string{from + "-j RETURN"}
 		case r.Masquerade:
-			return []string{from + markMasquerade, from + "-g " + c.pool(r.Pool, f)}
+			return []string{from + c.mark.set(), from + "-g " + c.pool(r.Pool, f)}
 		}
 		return []string{from + "-g " + c.pool(r.Pool, f)}
 	})...)

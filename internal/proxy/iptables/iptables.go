@@ -22,10 +22,17 @@ const prefix = "PORTAL-"
 type Options struct {
 	// Variant forces one; empty: the one that has rules already.
 	Variant Variant
+	// Mark is the bit of packets' marks that says that their source is to be rewritten; zero: kube-proxy's, bit 14.
+	Mark uint32
 }
 
 // New returns the mode.
-func New(o Options) backend.Mode { return &mode{o} }
+func New(o Options) backend.Mode {
+	if o.Mark == 0 {
+		o.Mark = 1 << 14
+	}
+	return &mode{o}
+}
 
 type mode struct{ Options }
 
@@ -103,7 +110,7 @@ func (m *mode) Open(ctx context.Context) (backend.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &tablesBackend{rulesets: map[intent.Family]*ruleset{}, tools: map[intent.Family]tool{}}
+	b := &tablesBackend{mark: mark(m.Mark), rulesets: map[intent.Family]*ruleset{}, tools: map[intent.Family]tool{}}
 	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
 		if t := (tool{f, v}); t.present() == nil {
 			b.tools[f] = t
@@ -163,6 +170,7 @@ func (m *mode) Limits() []string {
 
 // tablesBackend is the mode at work.
 type tablesBackend struct {
+	mark     mark
 	tools    map[intent.Family]tool
 	rulesets map[intent.Family]*ruleset
 	// unsure: the last Apply failed, so that what the tables hold is not what rulesets say.
@@ -210,7 +218,7 @@ func (t tool) clear(ctx context.Context) error {
 
 // replace writes everything of a family, and removes what earlier processes left.
 func (b *tablesBackend) replace(ctx context.Context, t tool, next *plan.Snapshot) error {
-	r := newRuleset(t.family, next, liberal())
+	r := newRuleset(t.family, b.mark, next, liberal())
 	if loopback(t.family, next.Facts) {
 		changed, err := openLocalnet()
 		if err != nil {

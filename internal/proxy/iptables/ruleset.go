@@ -86,8 +86,8 @@ func (s *section) text(table string) []byte {
 }
 
 // newRuleset encodes all of a snapshot. With liberal the kernel takes TCP packets outside the window for valid.
-func newRuleset(f intent.Family, next *plan.Snapshot, liberal bool) *ruleset {
-	r := &ruleset{encoding: newEncoding(f, next.Facts), services: map[intent.Key]*service{}, nat: newSection(), filter: newSection()}
+func newRuleset(f intent.Family, m mark, next *plan.Snapshot, liberal bool) *ruleset {
+	r := &ruleset{encoding: newEncoding(f, m, next.Facts), services: map[intent.Key]*service{}, nat: newSection(), filter: newSection()}
 	for i := range r.trees {
 		r.trees[i] = newTree(treeChains[i])
 	}
@@ -231,9 +231,9 @@ func (r *ruleset) base(facts *plan.Facts, liberal bool) {
 				mark = append(mark, m+" -j RETURN")
 			}
 		}
-		mark = append(mark, markMasquerade)
+		mark = append(mark, r.mark.set())
 	}
-	services := []string{"-j PORTAL-MARK", "-j " + treeChains[vips], clearMark}
+	services := []string{"-j PORTAL-MARK", "-j " + treeChains[vips], r.mark.clear()}
 	for _, m := range ports {
 		services = append(services, m+" -j PORTAL-NODEPORTS")
 	}
@@ -241,13 +241,13 @@ func (r *ruleset) base(facts *plan.Facts, liberal bool) {
 		"PORTAL-CANARY":    nil,
 		"PORTAL-MARK":      mark,
 		"PORTAL-SERVICES":  services,
-		"PORTAL-NODEPORTS": {markMasquerade, "-j " + treeChains[nodePorts], clearMark},
+		"PORTAL-NODEPORTS": {r.mark.set(), "-j " + treeChains[nodePorts], r.mark.clear()},
 		"PORTAL-POSTROUTING": {
 			// An endpoint that reached itself would answer itself without the node's seeing it.
-			`-m conntrack --ctstate DNAT -m bpf --bytecode "` + hairpin(r.family) + `" ` + markMasquerade,
-			"-m mark ! --mark 0x4000/0x4000 -j RETURN",
+			`-m conntrack --ctstate DNAT -m bpf --bytecode "` + hairpin(r.family) + `" ` + r.mark.set(),
+			r.mark.isNot() + " -j RETURN",
 			// A packet that passes here twice (through a tunnel) must not be rewritten twice.
-			clearMark,
+			r.mark.clear(),
 			"-j MASQUERADE --random-fully",
 		},
 	} {
@@ -264,7 +264,7 @@ func (r *ruleset) base(facts *plan.Facts, liberal bool) {
 		forward = append(forward, "-m conntrack --ctstate INVALID -j DROP")
 	}
 	// Where the policy is to forward nothing, what Services need is forwarded nevertheless.
-	forward = append(forward, "-m mark --mark 0x4000/0x4000 -j ACCEPT", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
+	forward = append(forward, r.mark.is()+" -j ACCEPT", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
 	for name, rules := range map[string][]string{
 		"PORTAL-CANARY":  nil,
 		"PORTAL-FORWARD": forward,

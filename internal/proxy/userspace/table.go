@@ -98,7 +98,7 @@ func (t *table) base(facts *plan.Facts, at *listening) string {
 	}
 	if t.source == Preserve {
 		// Answers to a client's address that one of our sockets has are ours; a rule for this mark routes them here.
-		say("chain return { type filter hook prerouting priority -150; socket transparent 1 meta mark set meta mark | %#x; }", returnMark)
+		say("chain come-back { type filter hook prerouting priority -150; socket transparent 1 meta mark set meta mark | %#x; }", returnMark)
 	}
 	say("}")
 	return b.String()

@@ -34,8 +34,12 @@ func catalogue() []spec {
 func testRoutes(t *testing.T, s *suite) {
 	list := catalogue()
 	var probes []probe
+	tries := many
+	if s.Brief {
+		tries = 3
+	}
 	for _, x := range list {
-		probes = append(probes, x.probes(s, many)...)
+		probes = append(probes, x.probes(s, tries)...)
 	}
 	s.set(list...)
 	s.apply(t)
@@ -81,6 +85,9 @@ func testFacts(t *testing.T, s *suite) {
 	for _, x := range list {
 		probes = append(probes, x.probes(s, 3)...)
 	}
+	if s.Brief {
+		probes = sample(probes, 3)
+	}
 	local := netip.AddrPortFrom(addr("127.0.0.1"), 30001)
 	probes = append(probes, probe{from: s.node, src: local.Addr(), to: local, p: intent.TCP, tries: 3})
 	for name, change := range map[string]func(*plan.Facts){
@@ -120,7 +127,7 @@ func testSpreading(t *testing.T, s *suite) {
 	const workers = 8
 	flows := 7000
 	if s.Brief {
-		flows = 700
+		flows = 350
 	}
 	var mu sync.Mutex
 	count := map[netip.AddrPort]int{}
@@ -156,7 +163,10 @@ func testSpreading(t *testing.T, s *suite) {
 
 // testAffinity follows clients that come back.
 func testAffinity(t *testing.T, s *suite) {
-	const timeout = 3 * time.Second
+	timeout := 3 * time.Second
+	if s.Brief {
+		timeout = 6 * time.Second
+	}
 	x := spec{id: 1, local: []int{0, 1, 2}, remote: []int{0, 1, 2}, affinity: timeout, nodePort: true, external: true}
 	s.set(x)
 	s.apply(t)

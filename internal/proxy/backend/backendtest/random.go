@@ -19,7 +19,7 @@ func testRandom(t *testing.T, s *suite) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	steps := 20
 	if s.Brief {
-		steps = 8
+		steps = 6
 	}
 	for step := range steps {
 		for range 1 + r.IntN(4) {

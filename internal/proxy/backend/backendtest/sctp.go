@@ -71,12 +71,8 @@ func (x spec) sctpProbes(s *suite) (out []probe) {
 	for i, f := range s.families() {
 		for _, from := range []*host{s.client, s.pods[0], s.node, s.outside} {
 			ask := func(a netip.Addr, port uint16) {
-				p := probe{from: from, to: netip.AddrPortFrom(a, port), p: intent.SCTP, tries: 4}
-				if from != s.node {
-					// A client with several addresses would offer them all, and not all are translated.
-					p.src = from.addrs[i]
-				}
-				out = append(out, p)
+				// Bound, since a client would offer all of its addresses, and not all are translated.
+				out = append(out, probe{from: from, src: from.addrs[i], to: netip.AddrPortFrom(a, port), p: intent.SCTP, tries: 4})
 			}
 			for _, a := range []netip.Addr{x.clusterIP(f), x.externalIP(f), x.balancerIP(f)} {
 				ask(a, sctpPort)

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	changesPerSecond = 20
+	latencyGoal      = 50 * time.Millisecond
+)
+
+// latencies measures, for each server, the time from a write to the API to the answer that shows it: new Services, and
+// new endpoints of old ones, in turn.
+func (b *bench) latencies(ctx context.Context, c client) error {
+	fmt.Printf("\nfrom the API to the answer, %d Services, %d changes a second\n", b.services, changesPerSecond)
+	for _, d := range b.contenders() {
+		p, addr, _, err := b.launch(ctx, d)
+		if err != nil {
+			return err
+		}
+		all, err := b.changes(ctx, c, addr)
+		p.stop()
+		if err != nil {
+			return fmt.Errorf("%s: %w", d.name, err)
+		}
+		p99 := all[len(all)*99/100]
+		fmt.Printf("  %-8s %d changes: median %v, p99 %v, longest %v\n", d.name, len(all), all[len(all)/2].Round(10*time.Microsecond),
+			p99.Round(10*time.Microsecond), all[len(all)-1].Round(10*time.Microsecond))
+		if d.name == "Portal" {
+			b.judge(p99 < latencyGoal, "p99 from the API to the answer: %v, want under %v", p99, latencyGoal)
+		}
+	}
+	return nil
+}
+
+// changes makes one change after the other in time, whether those before it are answered yet or not, and returns how
+// long each took, in order.
+func (b *bench) changes(ctx context.Context, c client, addr string) ([]time.Duration, error) {
+	run := rand.IntN(1 << 19) // what an earlier run left must not be mistaken for this one's
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var all []time.Duration
+	var first error
+	tick := time.NewTicker(time.Second / changesPerSecond)
+	defer tick.Stop()
+	for i := range changesPerSecond * max(5, b.seconds) {
+		<-tick.C
+		wg.Go(func() {
+			began := time.Now()
+			name, err := b.change(ctx, c, run, i)
+			if err == nil {
+				err = appears(addr, name)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, time.Since(began))
+			if first == nil {
+				first = err
+			}
+		})
+	}
+	wg.Wait()
+	slices.Sort(all)
+	return all, first
+}
+
+// change makes the i-th change, and returns the name that must be there after it.
+func (b *bench) change(ctx context.Context, c client, run, i int) (string, error) {
+	if i%2 == 0 {
+		name := fmt.Sprintf("new-%d-%05d", run, i)
+		_, err := c.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+		}, metav1.CreateOptions{})
+		return fmt.Sprintf("%s.%s.svc.cluster.local.", name, namespace), err
+	}
+	service := fmt.Sprintf("svc-%05d", i*7919%b.services)
+	slices := c.DiscoveryV1().EndpointSlices(namespace)
+	s, err := slices.Get(ctx, service+"-1", metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	at := 240<<16 + run + i
+	s.Endpoints[1].Addresses = []string{fmt.Sprintf("10.%d.%d.%d", at>>16, at>>8&255, at&255)}
+	_, err = slices.Update(ctx, s, metav1.UpdateOptions{})
+	return fmt.Sprintf("10-%d-%d-%d.%s.%s.svc.cluster.local.", at>>16, at>>8&255, at&255, service, namespace), err
+}
+
+// appears waits until a name is answered.
+func appears(addr, name string) error {
+	m := new(dns.Msg)
+	m.SetQuestion(name, dns.TypeA)
+	c := dns.Client{Timeout: time.Second}
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Microsecond) {
+		if r, _, err := c.Exchange(m, addr); err == nil && len(r.Answer) > 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is not there after 30 s", name)
+}
