@@ -34,9 +34,10 @@ build: ## build the binary
 
 .PHONY: test
 test: build $(PEERS)/etcd ## run every test (as root the whole; otherwise what needs no root)
-	@hack/need python3 ip kubectl dig unbound
+	@hack/need python3 ip kubectl dig unbound nft iptables conntrack curl
+	@[ "$$(id -u)" -ne 0 ] || $(MAKE) --no-print-directory vm
 	go vet ./...
-	go test ./...
+	go test -timeout 30m ./...
 
 .PHONY: race
 race: build $(PEERS)/etcd ## run the tests of every package with the race detector
@@ -46,6 +47,17 @@ race: build $(PEERS)/etcd ## run the tests of every package with the race detect
 test-peers: build peers ## run the real kube-proxy, kube-controller-manager and CoreDNS against Portal
 	@hack/need ip nft
 	GOFLAGS=-tags=fieldsv1string,peers go test -count=1 -v -run Peers -timeout 20m ./test/...
+
+.PHONY: vm
+vm: ## fetch what the virtual machine for IPVS and SCTP is made of
+	@hack/need qemu-system-x86_64 busybox xz
+	@[ -e /usr/lib/qemu/virtiofsd ] || [ -e /usr/libexec/virtiofsd ] || hack/need virtiofsd
+	@hack/vm-kernel .cache/vm
+
+.PHONY: test-vm
+test-vm: build vm ## the recorded conformance of the data plane in the IPVS mode, in a virtual machine (half an hour)
+	@hack/need python3 ip nft
+	GOFLAGS=-tags=fieldsv1string,vm go test -count=1 -v -run Conformance -timeout 70m ./test/vm
 
 CRASH_ROUNDS ?= 200
 .PHONY: crash

@@ -97,7 +97,7 @@ func TestRecordedFoldersAreKnown(t *testing.T) {
 	elsewhere := map[string]string{
 		"dns":       "TestDNSConformance",
 		"env":       "internal/serviceenv",
-		"dataplane": "the proxy, with packets",
+		"dataplane": "TestDataplaneConformance",
 	}
 	entries, err := os.ReadDir(shared(t, "conformance"))
 	if err != nil {

@@ -313,3 +313,12 @@ func peersDid(client kubernetes.Interface, dns string) error {
 	}
 	return errors.Join(wrong...)
 }
+
+// TestPeersDataplane is TestDataplaneConformance with a real kube-apiserver behind the proxies.
+func TestPeersDataplane(t *testing.T) {
+	for _, l := range laboratories {
+		t.Run(l.mode, func(t *testing.T) {
+			experiment(t, l.mode, append(l.args, "--bin", filepath.Dir(harness.Peer("etcd")), "--port", fmt.Sprint(harness.FreePort())))
+		})
+	}
+}

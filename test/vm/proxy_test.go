@@ -30,24 +30,27 @@ func compiled(t *testing.T, pkg string) string {
 
 // TestIPVS runs the suite of all modes, SCTP included.
 func TestIPVS(t *testing.T) {
-	inside(t, "TestSuite", compiled(t, "portal/internal/proxy/ipvs"))
+	inside(t, run{"portal/internal/proxy/ipvs", "^(TestSuite|TestScale)$"})
 }
 
 // TestSCTP runs that part of the suite in the modes whose other parts run everywhere.
 func TestSCTP(t *testing.T) {
-	inside(t, "TestSuite/sctp|TestSuite/.*/sctp", compiled(t, "portal/internal/proxy/nftables"), compiled(t, "portal/internal/proxy/iptables"))
+	inside(t, run{"portal/internal/proxy/nftables", "^TestSuite$/^sctp$"}, run{"portal/internal/proxy/iptables", "^TestSuite$/.*/^sctp$"})
 }
 
-// inside runs tests of the programs in the guest; that they were skipped there is a failure.
-func inside(t *testing.T, tests string, programs ...string) {
+// run is the tests of a package that match.
+type run struct{ pkg, tests string }
+
+// inside runs tests in the guest; that they were skipped there is a failure.
+func inside(t *testing.T, list ...run) {
 	t.Helper()
 	var script strings.Builder
 	fmt.Fprintln(&script, "set -e\nexport PORTAL_VM=1")
-	for _, p := range programs {
-		fmt.Fprintf(&script, "%s -test.v -test.count=1 -test.run '%s'\n", p, tests)
+	for _, r := range list {
+		fmt.Fprintf(&script, "%s -test.v -test.count=1 -test.run '%s'\n", compiled(t, r.pkg), r.tests)
 	}
 	r := vm.Run(t, vm.Spec{Command: script.String(), Timeout: 8 * time.Minute})
-	if r.Exit != 0 || strings.Contains(r.Output, "--- SKIP") || strings.Count(r.Output, "\n--- PASS") < len(programs) {
+	if r.Exit != 0 || strings.Contains(r.Output, "--- SKIP") || strings.Count(r.Output, "\nPASS\n") != len(list) {
 		t.Fatalf("exit %d after %v:\n%s", r.Exit, r.Took, r.Output)
 	}
 	t.Logf("%.0f s\n%s", r.Took.Seconds(), r.Output)
