@@ -97,7 +97,7 @@ func startHAProxy(dir string) (*harness.Process, error) {
 	config := filepath.Join(dir, "haproxy.cfg")
 	text := fmt.Sprintf(`global
   nbthread 2
-  maxconn 20000
+  maxconn 4000
 defaults
   mode tcp
   timeout connect 5s

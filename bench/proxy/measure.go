@@ -38,11 +38,9 @@ func measure(ctx context.Context, o options, net *network, c *cluster, who, mode
 		return out, err
 	}
 	out.Start = time.Since(begin).Seconds()
-	n, took, err := syncs()
-	if err != nil {
+	if out.Syncs, out.FullSync, err = firstSync(ctx, o); err != nil {
 		return out, fmt.Errorf("metrics: %w\n%s", err, p.Tail())
 	}
-	out.Syncs, out.FullSync = n, took.Seconds()
 
 	m := &mover{c: c}
 	defer func() { err = errors.Join(err, m.restore(ctx, o.endpoints)) }()
@@ -62,13 +60,23 @@ func measure(ctx context.Context, o options, net *network, c *cluster, who, mode
 	if out.Direct, out.DirectP99, err = firstBytes(o.conns, func(int) netip.AddrPort { return direct }); err != nil {
 		return out, err
 	}
+	if out.Memory, out.MemoryPeak, _, err = usage(p.Pid()); err != nil {
+		return out, err
+	}
 	if o.churn > 0 {
-		if err := out.churn(ctx, o, m, p); err != nil {
-			return out, err
+		err = out.churn(ctx, o, m, p)
+	}
+	return out, err
+}
+
+// firstSync waits until the proxy has counted its first sync: packets may flow before it is over.
+func firstSync(ctx context.Context, o options) (n int, took float64, err error) {
+	for end := time.Now().Add(o.cut); ; time.Sleep(100 * time.Millisecond) {
+		n, d, err := syncs()
+		if n > 0 || err != nil || time.Now().After(end) || ctx.Err() != nil {
+			return n, d.Seconds(), errors.Join(err, ctx.Err())
 		}
 	}
-	out.Memory, out.MemoryPeak, _, err = usage(p.Pid())
-	return out, err
 }
 
 // waitAll waits until Services answer: the last one made, and some others; then until all do.
@@ -106,6 +114,8 @@ type mover struct {
 func (m *mover) oneByOne(ctx context.Context, n int) ([]time.Duration, error) {
 	var out []time.Duration
 	for k := range n {
+		// Long enough after the last change that nobody waits for the pause between two syncs to end.
+		time.Sleep(150*time.Millisecond + rand.N(100*time.Millisecond))
 		i := (k*7919 + 11) % m.c.services
 		took, err := m.move(ctx, i, time.Minute)
 		if err != nil {
