@@ -34,7 +34,7 @@ build: ## build the binary
 
 .PHONY: test
 test: build $(PEERS)/etcd ## run every test (as root the whole; otherwise what needs no root)
-	@hack/need python3 ip kubectl dig unbound nft iptables conntrack curl
+	@hack/need python3 ip kubectl dig unbound musl-gcc nft iptables conntrack curl
 	@[ "$$(id -u)" -ne 0 ] || $(MAKE) --no-print-directory vm
 	go vet ./...
 	go test -timeout 30m ./...

@@ -212,6 +212,27 @@ func (c *cluster) quiet(ctx context.Context) error {
 	return c.seen.until(ctx, 10*time.Minute, func(o *observer) bool { return time.Since(o.last) > 2*time.Second })
 }
 
+// settled waits until what comes after the slices at a start, the Endpoints, is written too.
+func (c *cluster) settled(ctx context.Context) error {
+	for end := time.Now().Add(20 * time.Minute); ; {
+		list, err := c.client.CoreV1().Endpoints("").List(ctx, metav1.ListOptions{Limit: 1})
+		if err != nil {
+			return err
+		}
+		count := len(list.Items)
+		if list.RemainingItemCount != nil {
+			count += int(*list.RemainingItemCount)
+		}
+		if count > c.services {
+			return c.quiet(ctx)
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("only %d of %d Endpoints are written", count, c.services)
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+}
+
 // churn changes the readiness of Pods at a steady rate, and measures how long each change takes to reach its slice.
 func (c *cluster) churn(ctx context.Context, r *rand.Rand) (latencies []time.Duration, lost int, err error) {
 	ticker := time.NewTicker(time.Second / time.Duration(c.rate))

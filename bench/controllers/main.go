@@ -205,7 +205,7 @@ func (c *cluster) measure(ctx context.Context, name string) (result, error) {
 	}
 	r.cold = time.Since(begin)
 	say("%s: all slices written after %s", name, r.cold.Round(time.Millisecond))
-	if err := c.quiet(ctx); err != nil {
+	if err := c.settled(ctx); err != nil {
 		return r, err
 	}
 	if r.latencies, r.lost, err = c.churn(ctx, rand.New(rand.NewPCG(c.seed, 2))); err != nil {

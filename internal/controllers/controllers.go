@@ -51,6 +51,9 @@ type Config struct {
 
 	// Ready, if not nil, is called once: when everything that was there has been seen and work begins.
 	Ready func()
+
+	// leads, if not nil, is closed when work may begin; until then the API is only followed.
+	leads <-chan struct{}
 }
 
 func (c Config) complete() (Config, error) {
@@ -131,7 +134,9 @@ func Run(ctx context.Context, cfg Config, selection Selection) error {
 	defer done.Wait()
 	defer stop(nil)
 	if len(running) == 0 {
-		ready(cfg)
+		if cfg.mayWork(ctx) {
+			ready(cfg)
+		}
 		<-ctx.Done()
 		return nil
 	}
@@ -142,6 +147,9 @@ func Run(ctx context.Context, cfg Config, selection Selection) error {
 		return nil
 	}
 	klog.FromContext(ctx).V(1).Info("Controllers have seen everything", "controllers", selection.String())
+	if !cfg.mayWork(ctx) {
+		return nil
+	}
 	for name, r := range running {
 		done.Go(func() {
 			if err := r.Run(ctx); err != nil && ctx.Err() == nil {
@@ -156,6 +164,19 @@ func Run(ctx context.Context, cfg Config, selection Selection) error {
 		return cause
 	}
 	return nil
+}
+
+// mayWork waits until it is our turn; false if ctx ends before.
+func (c *Config) mayWork(ctx context.Context) bool {
+	if c.leads == nil {
+		return true
+	}
+	select {
+	case <-c.leads:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func ready(cfg Config) {

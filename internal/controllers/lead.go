@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,7 +43,8 @@ func (e Election) Validate() error {
 var ErrLost = errors.New("another one leads: the Lease could not be renewed in time")
 
 // Lead stands by until it may lead, and runs the controllers until ctx ends or the Lease is lost. To have lost it is
-// ErrLost: nothing of what was believed under it may be kept.
+// ErrLost: nothing of what was believed under it may be kept. Who stands by follows the API already, so that it can go to
+// work at once when it is called.
 func Lead(ctx context.Context, cfg Config, selection Selection, e Election) error {
 	lock, err := e.lock(cfg.REST)
 	if err != nil {
@@ -53,20 +53,17 @@ func Lead(ctx context.Context, cfg Config, selection Selection, e Election) erro
 	// The election outlives the work: the Lease is given up after the last write, not before.
 	electing, stopElecting := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopElecting()
-	var leading atomic.Bool
-	ran := make(chan error, 1)
+	work, stopWork := context.WithCancel(ctx)
+	defer stopWork()
+	leads := make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: lock, Name: e.Name, ReleaseOnCancel: true,
 		LeaseDuration: e.Lease, RenewDeadline: e.Renew, RetryPeriod: e.Retry,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(leased context.Context) {
-				leading.Store(true)
-				defer stopElecting()
-				work, stop := context.WithCancel(leased)
-				defer stop()
-				defer context.AfterFunc(ctx, stop)()
+				context.AfterFunc(leased, stopWork)
 				klog.FromContext(ctx).V(1).Info("Leading", "lease", e.Namespace+"/"+e.Name, "identity", lock.Identity())
-				ran <- Run(work, cfg, selection)
+				close(leads)
 			},
 			OnStoppedLeading: func() {},
 		},
@@ -74,16 +71,15 @@ func Lead(ctx context.Context, cfg Config, selection Selection, e Election) erro
 	if err != nil {
 		return err
 	}
-	defer context.AfterFunc(ctx, func() {
-		if !leading.Load() {
-			stopElecting()
-		}
-	})()
+	cfg.leads = leads
+	ran := make(chan error, 1)
+	go func() {
+		ran <- Run(work, cfg, selection)
+		stopElecting()
+	}()
 	elector.Run(electing)
-	if !leading.Load() {
-		return nil
-	}
 	lost := electing.Err() == nil
+	stopWork()
 	if err := <-ran; err != nil {
 		return err
 	}

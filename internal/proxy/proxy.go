@@ -45,6 +45,8 @@ type Options struct {
 const (
 	// gather is how long a change waits for others that belong to it: a Service and its slices come by two ways.
 	gather = 3 * time.Millisecond
+	// calm is for how long nothing must have changed for a change to be told at once: most come alone.
+	calm = 10 * gather
 	// checkEvery is how often the kernel is asked whether it still has what it was told; half of it is jitter.
 	checkEvery = 30 * time.Second
 	// refusedEvery is how often refused frontends are tried again.
@@ -178,7 +180,10 @@ func (p *Proxy) queue() {
 	now := time.Now()
 	p.metrics.queued(p.families(), now)
 	p.Health.Queued(now)
-	at := now.Add(gather)
+	at := now
+	if now.Sub(p.lastSync) < calm {
+		at = now.Add(gather)
+	}
 	for _, least := range []time.Time{p.lastSync.Add(p.Config.MinSync), p.notUntil} {
 		if least.After(at) {
 			at = least

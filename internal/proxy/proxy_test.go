@@ -252,7 +252,7 @@ func TestLife(t *testing.T) {
 	})
 }
 
-// TestGathers: what comes close together is told at once.
+// TestGathers: the first of many changes is told at once, the others together.
 func TestGathers(t *testing.T) {
 	in(t, nil, func(w *world) {
 		w.listed()
@@ -261,7 +261,7 @@ func TestGathers(t *testing.T) {
 			time.Sleep(10 * time.Microsecond)
 		}
 		w.settle()
-		if n := len(w.kernel.deltas); n != 2 || len(w.kernel.held) != 101 {
+		if n := len(w.kernel.deltas); n < 2 || n > 3 || len(w.kernel.held) != 101 {
 			w.Errorf("told %d times, %d held", n, len(w.kernel.held))
 		}
 	})

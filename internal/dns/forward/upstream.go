@@ -130,7 +130,7 @@ func (f *Forwarder) ask(question []byte, do, cd bool) ([]byte, error) {
 	defer cancel()
 	n := len(f.upstreams)
 	first := int(f.turn.Add(1))
-	var last error = errors.New("no upstream")
+	last := errors.New("no upstream")
 	var refusal []byte
 	for _, healthy := range []bool{true, false} {
 		for i := range n {

@@ -145,10 +145,9 @@ type metrics struct {
 	server string
 	zones  []string
 
-	mu      sync.Mutex
-	live    map[*counters]proto
-	ended   [protos]*counters // sums of connections that are over
-	enabled prometheus.Gauge
+	mu    sync.Mutex
+	live  map[*counters]proto
+	ended [protos]*counters // sums of connections that are over
 
 	refusedConns prometheus.Counter
 	refusedWait  prometheus.Counter

@@ -47,8 +47,7 @@ func (s *service) look(q *wire.Query, below int) (v view, ok bool) {
 		return v, v.n > 0
 	}
 	v.pair = q.Name()[:q.LabelAt(2)]
-	records, _ := v.weigh()
-	return v, records > 0
+	return v, v.weigh() > 0
 }
 
 // wants says whether a port is one that the view shows.
@@ -68,27 +67,25 @@ func (v *view) shown(ports string) (all, srv int) {
 	return all, srv
 }
 
-// weigh counts the view's records, an address with a port being one, and its addresses.
-func (v *view) weigh() (records, addrs int) {
+// weigh counts the view's records, an address with a port being one.
+func (v *view) weigh() (records int) {
 	if v.n == 1 {
 		h, _ := v.block.host(v.at)
 		_, ports := v.block.set(h.set)
 		all, _ := v.shown(ports)
-		addrs = len(h.v4)/4 + len(h.v6)/16
-		return addrs * all, addrs
+		return (len(h.v4)/4 + len(h.v6)/16) * all
 	}
 	for i := range v.block.nsets {
 		n, ports := v.block.set(i)
-		if all, _ := v.shown(ports); all > 0 {
-			records, addrs = records+n*all, addrs+n
-		}
+		all, _ := v.shown(ports)
+		records += n * all
 	}
-	return records, addrs
+	return records
 }
 
 // count is the number of addresses of a family.
 func (v *view) count(size int) (n int) {
-	if v.pair == nil && v.n == v.block.count || v.block.nsets == 1 && v.n == v.block.count {
+	if v.n == v.block.count && (v.pair == nil || v.block.nsets == 1) {
 		if size == 4 {
 			return v.block.n4
 		}
@@ -97,9 +94,7 @@ func (v *view) count(size int) (n int) {
 	for at, i := v.at, 0; i < v.n; i++ {
 		var h host
 		h, at = v.block.host(at)
-		if list := v.addrs(&h, size); list != "" {
-			n += len(list) / size
-		}
+		n += len(v.addrs(&h, size)) / size
 	}
 	return n
 }
@@ -206,7 +201,7 @@ func putRR(b []byte, owner, typ uint16, ttl uint32, rdlen int) {
 
 // services writes a view's SRV records, and the addresses of their targets as additional ones.
 func (w *writer) services(v *view, g *origin) {
-	total, _ := v.weigh()
+	total := v.weigh()
 	if total == 0 {
 		return
 	}
