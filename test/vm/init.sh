@@ -18,9 +18,12 @@ while read -r module; do
   $bb insmod "/modules/$module" || finish 125
 done </modules/order
 $bb mount -t virtiofs -o ro host /host || finish 125
+$bb mkdir /plain
+$bb mount --bind /host /plain || finish 125
 for d in tmp run; do $bb mount -t tmpfs "$d" "/host/$d" || finish 125; done
 for d in proc sys dev; do $bb mount --bind "/$d" "/host/$d" || finish 125; done
-$bb mkdir -p /host/run/vm /host/dev/shm
+$bb mkdir -p /host/run/vm/host /host/dev/shm
+$bb mount --bind /plain /host/run/vm/host || finish 125
 $bb mount -t tmpfs shm /host/dev/shm
 $bb cp /command /host/run/vm/command
 $bb ip link set lo up

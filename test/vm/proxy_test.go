@@ -1,3 +1,5 @@
+//go:build vm
+
 package vm_test
 
 import (
@@ -12,7 +14,7 @@ import (
 	"portal/test/vm"
 )
 
-// compiled builds the tests of a package into a program. It is not put under /tmp, of which the guest has its own.
+// compiled builds the tests of a package into a program, and returns where the guest finds it.
 func compiled(t *testing.T, pkg string) string {
 	t.Helper()
 	dir, err := filepath.Abs(vm.Dir())
@@ -25,7 +27,7 @@ func compiled(t *testing.T, pkg string) string {
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("building the tests of %s: %v\n%s", pkg, err, text)
 	}
-	return out
+	return vm.Host + out
 }
 
 // TestIPVS runs the suite of all modes, SCTP included.

@@ -63,6 +63,10 @@ func Run(t testing.TB, s Spec) Result {
 	return Result{text, exit, time.Since(start)}
 }
 
+// Host is where the guest has the host's files as they are. At the root it has them too, but for /tmp and /run, which
+// are its own.
+const Host = "/run/vm/host"
+
 // Dir is where the kernel and what is made of it are kept.
 func Dir() string {
 	_, here, _, _ := runtime.Caller(0)
