@@ -39,7 +39,9 @@ type Resource interface {
 // the Prepare and Default ones must leave their arguments alone.
 type Kind[T any, P Object[T]] struct {
 	// Served says group and version; Plural, Singular, Kind and ShortNames are what people type.
-	Served           schema.GroupVersion
+	Served schema.GroupVersion
+	// StoredGroup is the group under which objects are stored and errors speak of them; nil: that of Served.
+	StoredGroup      *string
 	Plural, Singular string
 	KindName         string
 	ShortNames       []string

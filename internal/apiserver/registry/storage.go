@@ -109,11 +109,15 @@ func (k *Kind[T, P]) AddToScheme(scheme *runtime.Scheme) error {
 // Storage builds the REST storage of the resource and of its subresources.
 func (k *Kind[T, P]) Storage(scheme *runtime.Scheme, getter generic.RESTOptionsGetter) (map[string]rest.Storage, error) {
 	base := strategy[T, P]{ObjectTyper: scheme, NameGenerator: names.SimpleNameGenerator, kind: k}
+	group := k.Served.Group
+	if k.StoredGroup != nil {
+		group = *k.StoredGroup
+	}
 	store := &genericregistry.Store{
 		NewFunc:                   func() runtime.Object { return k.newObject() },
 		NewListFunc:               k.NewList,
-		DefaultQualifiedResource:  schema.GroupResource{Group: k.Served.Group, Resource: k.Plural},
-		SingularQualifiedResource: schema.GroupResource{Group: k.Served.Group, Resource: k.Singular},
+		DefaultQualifiedResource:  schema.GroupResource{Group: group, Resource: k.Plural},
+		SingularQualifiedResource: schema.GroupResource{Group: group, Resource: k.Singular},
 		PredicateFunc:             k.predicate,
 		CreateStrategy:            base,
 		UpdateStrategy:            base,

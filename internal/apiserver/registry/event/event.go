@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/utils/ptr"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -44,10 +45,12 @@ func NewEvents(ttl uint64) registry.Resource {
 
 func describe(served schema.GroupVersion, ttl uint64, setRules func(*genericregistry.Store)) *kind {
 	return &kind{
-		Served:           served,
-		Plural:           "events",
-		Singular:         "event",
-		KindName:         "Event",
+		Served:   served,
+		Plural:   "events",
+		Singular: "event",
+		KindName: "Event",
+		// Whatever the dress, it is the core resource that is stored.
+		StoredGroup:      ptr.To(corev1.GroupName),
 		ShortNames:       []string{"ev"},
 		NewList:          func() runtime.Object { return &corev1.EventList{} },
 		Fields:           selectable,
@@ -64,9 +67,6 @@ func describe(served schema.GroupVersion, ttl uint64, setRules func(*genericregi
 }
 
 func customize(store *genericregistry.Store) {
-	// Whatever the dress, errors speak of the core resource: it is the one that is stored.
-	store.DefaultQualifiedResource = corev1.Resource("events")
-	store.SingularQualifiedResource = corev1.Resource("event")
 	store.TableConvertor = nameLast{store.TableConvertor}
 	store.DeleteStrategy = uncollected{store.DeleteStrategy}
 }
