@@ -184,6 +184,10 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, current, ne
 	}
 	if err == nil {
 		c.wrote.note(keyOf(svc), written)
+		// The informer may have been faster than the answer, and nothing comes twice.
+		if seen, err := c.lister.Endpoints(svc.Namespace).Get(svc.Name); err == nil {
+			c.wrote.see(seen)
+		}
 		return nil
 	}
 	// Whatever was believed about the object's state may be why it failed.

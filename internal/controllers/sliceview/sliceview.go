@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	endpointsliceutil "k8s.io/endpointslice/util"
@@ -26,8 +27,12 @@ import (
 const ByService = "service"
 
 // Patience is how long an informer may take to see what was written. A slice that was deleted again before the
-// informer could see it never shows up, and waiting longer would mean to wait for ever.
-const Patience = 3 * time.Second
+// informer could see it never shows up, and waiting longer would mean to wait for ever. An informer that is behind with
+// everything gets longer: to ask a busy API server about each Service would put it further behind.
+const (
+	Patience     = 3 * time.Second
+	longPatience = 5 * Patience
+)
 
 // View is one controller's view of its slices.
 type View struct {
@@ -45,6 +50,7 @@ type View struct {
 type write struct {
 	key        queue.Key
 	generation int64
+	version    string
 	at         time.Time
 }
 
@@ -125,14 +131,19 @@ func (v *View) mine(list []*discovery.EndpointSlice) []*discovery.EndpointSlice 
 	return list
 }
 
-// Wrote notes that a slice was written here.
+// Wrote notes that a slice was written here, or that the API server has it so.
 func (v *View) Wrote(slice *discovery.EndpointSlice) {
 	v.mu.Lock()
-	defer v.mu.Unlock()
 	if v.unseen == nil {
 		v.unseen = map[types.UID]write{}
 	}
-	v.unseen[slice.UID] = write{ServiceOf(slice), slice.Generation, time.Now()}
+	v.unseen[slice.UID] = write{ServiceOf(slice), slice.Generation, slice.ResourceVersion, time.Now()}
+	v.mu.Unlock()
+	// The informer may have been faster than the answer to the write, and nothing comes twice. It stores first and tells
+	// then, so what it tells from here on is told to somebody who waits.
+	if obj, ok, err := v.Slices.GetStore().GetByKey(slice.Namespace + "/" + slice.Name); ok && err == nil {
+		v.Saw(obj.(*discovery.EndpointSlice))
+	}
 }
 
 // Saw notes that the informer has come to a state of a slice, its last one if it is gone.
@@ -170,11 +181,12 @@ func (v *View) Watch(ctx context.Context, dirty func(queue.Key)) {
 }
 
 func (v *View) overdue() []queue.Key {
+	reached := v.Slices.LastSyncResourceVersion()
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	var keys []queue.Key
 	for uid, w := range v.unseen {
-		if time.Since(w.at) < Patience {
+		if waited := time.Since(w.at); waited < Patience || waited < longPatience && before(reached, w.version) {
 			continue
 		}
 		delete(v.unseen, uid)
@@ -182,6 +194,12 @@ func (v *View) overdue() []queue.Key {
 		keys = append(keys, w.key)
 	}
 	return keys
+}
+
+// before tells whether an informer that has reached one version has yet to come to another.
+func before(reached, version string) bool {
+	order, err := resourceversion.CompareResourceVersion(reached, version)
+	return err == nil && order < 0
 }
 
 func (v *View) distrust(key queue.Key) {

@@ -117,3 +117,24 @@ func TestTheInformerIsNotWaitedForForEver(t *testing.T) {
 		done.Wait()
 	})
 }
+
+// An informer that was faster than the answer to the write has seen it; waiting for it would never end.
+func TestTheInformerMayBeFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := newView(t, slice("a", 1))
+		v.see(t, slice("a", 1))
+		v.write(slice("a", 1))
+		v.expect(t, "true [a]")
+		time.Sleep(longPatience)
+		if keys := v.overdue(); len(keys) != 0 {
+			t.Errorf("still waited for: %v", keys)
+		}
+		// Nor is what the API server said of slices that the informer knows.
+		v.distrust(queue.Key{Namespace: "ns", Name: "s"})
+		v.expect(t, "true [a]")
+		time.Sleep(longPatience)
+		if keys := v.overdue(); len(keys) != 0 {
+			t.Errorf("waited for after a look: %v", keys)
+		}
+	})
+}
