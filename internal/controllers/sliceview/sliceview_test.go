@@ -94,20 +94,23 @@ func TestTheInformerIsNotWaitedForForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := newView(t, slice("b", 1)) // what is really there
 		ctx, cancel := context.WithCancel(t.Context())
-		var dirty []queue.Key
+		dirty := make(chan queue.Key, 8)
 		var done sync.WaitGroup
-		done.Go(func() { v.Watch(ctx, func(k queue.Key) { dirty = append(dirty, k) }) })
+		done.Go(func() { v.Watch(ctx, func(k queue.Key) { dirty <- k }) })
 		v.write(slice("a", 1))
 		v.expect(t, "false []")
 		time.Sleep(Patience - 2*time.Second)
 		synctest.Wait()
 		if len(dirty) != 0 {
-			t.Errorf("no patience: %v", dirty)
+			t.Errorf("no patience: %v", <-dirty)
 		}
 		time.Sleep(4 * time.Second)
 		synctest.Wait()
-		if len(dirty) != 1 || dirty[0].Name != "s" {
-			t.Errorf("to be looked at again: %v", dirty)
+		if len(dirty) != 1 {
+			t.Fatalf("%d to be looked at again", len(dirty))
+		}
+		if key := <-dirty; key.Name != "s" {
+			t.Errorf("to be looked at again: %v", key)
 		}
 		v.expect(t, "true [b]")
 		v.expect(t, "false []") // the informer should see that one now
