@@ -49,15 +49,7 @@ func measure(ctx context.Context, o options, net *network, c *cluster, who, mode
 		return out, fmt.Errorf("%w\n%s", err, p.Tail())
 	}
 	out.Change, out.ChangeP99 = quantile(changes, 0.5), quantile(changes, 0.99)
-	if out.FirstByte, out.FirstByteP99, err = firstBytes(o.conns, func(i int) netip.AddrPort { return c.vip(i % 10) }); err != nil {
-		return out, err
-	}
-	spread := rand.Perm(c.services)
-	if out.FirstByteAny, _, err = firstBytes(o.conns, func(i int) netip.AddrPort { return c.vip(spread[i%len(spread)]) }); err != nil {
-		return out, err
-	}
-	direct := netip.AddrPortFrom(netip.MustParseAddr(podAddr(1)), podPort)
-	if out.Direct, out.DirectP99, err = firstBytes(o.conns, func(int) netip.AddrPort { return direct }); err != nil {
+	if err := out.firstBytes(c, o.conns); err != nil {
 		return out, err
 	}
 	if out.Memory, out.MemoryPeak, _, err = usage(p.Pid()); err != nil {
@@ -198,17 +190,27 @@ func (r *result) churn(ctx context.Context, o options, m *mover, p *harness.Proc
 	return err
 }
 
-// firstBytes times new connections until their first byte, in milliseconds: the median and the p99.
-func firstBytes(n int, to func(int) netip.AddrPort) (p50, p99 float64, err error) {
-	took := make([]time.Duration, 0, n)
+// firstBytes times new connections until their first byte: to a few Services, to any Service and directly to a backend,
+// in turns, because the machine is not equally busy all the time.
+func (r *result) firstBytes(c *cluster, n int) error {
+	direct := netip.AddrPortFrom(netip.MustParseAddr(podAddr(1)), podPort)
+	spread := rand.Perm(c.services)
+	few, some, straight := make([]time.Duration, n), make([]time.Duration, n), make([]time.Duration, n)
 	for i := range n {
-		_, d, err := ask(to(i), 5*time.Second)
-		if err != nil {
-			return 0, 0, err
+		for _, x := range []struct {
+			to   netip.AddrPort
+			took *time.Duration
+		}{{c.vip(i % 10), &few[i]}, {direct, &straight[i]}, {c.vip(spread[i%len(spread)]), &some[i]}} {
+			_, took, err := ask(x.to, 5*time.Second)
+			if err != nil {
+				return err
+			}
+			*x.took = took
 		}
-		took = append(took, d)
 	}
-	return quantile(took, 0.5), quantile(took, 0.99), nil
+	r.FirstByte, r.FirstByteP99, r.FirstByteAny = quantile(few, 0.5), quantile(few, 0.99), quantile(some, 0.5)
+	r.Direct, r.DirectP99 = quantile(straight, 0.5), quantile(straight, 0.99)
+	return nil
 }
 
 // quantile is in milliseconds.
