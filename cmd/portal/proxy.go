@@ -27,6 +27,7 @@ import (
 	"portal/internal/proxy/conntrack"
 	"portal/internal/proxy/healthcheck"
 	"portal/internal/proxy/ipvs"
+	"portal/internal/proxy/userspace"
 )
 
 // proxyOptions are the flags of portal proxy, as they were given or a configuration file has them.
@@ -45,6 +46,7 @@ type proxyOptions struct {
 	minSync, iptMinSync, nftMinSync time.Duration
 	ipvsMinSync                     time.Duration
 	ipvs                            ipvs.Options
+	userspace                       userspace.Options
 	metrics, healthz                string
 	profiling                       bool
 	cleanup                         bool
@@ -97,6 +99,7 @@ func (o *proxyOptions) flags(cmd *cobra.Command) {
 	f.DurationVar(&o.ipvs.TCPTimeout, "ipvs-tcp-timeout", 0, "after how long IPVS forgets an idle TCP connection; 0: as it is")
 	f.DurationVar(&o.ipvs.TCPFinTimeout, "ipvs-tcpfin-timeout", 0, "the same, after a FIN; 0: as it is")
 	f.DurationVar(&o.ipvs.UDPTimeout, "ipvs-udp-timeout", 0, "the same, of UDP; 0: as it is")
+	f.Var(&o.userspace.Source, "userspace-client", "what endpoints see of a client in mode userspace: hide (this node's address), preserve (the client's, on this node's endpoints), announce (by the PROXY protocol, version 2)")
 	f.StringVar(&o.metrics, "metrics-bind-address", "127.0.0.1:10249", "address:port of /metrics, /state and /proxyMode; empty: none")
 	f.StringVar(&o.healthz, "healthz-bind-address", "0.0.0.0:10256", "address:port of /healthz and /livez; empty: none")
 	f.BoolVar(&o.profiling, "profiling", false, "serve Go's profiles at /debug/pprof beside the metrics")

@@ -16,7 +16,7 @@ func proxyModes(o *proxyOptions) []backend.Mode {
 		nftables.New(nftables.Options{Mark: 1 << o.masqueradeBit}),
 		iptables.New(iptables.Options{}),
 		ipvs.New(o.ipvs),
-		userspace.New(userspace.Options{}),
+		userspace.New(o.userspace),
 	}
 }
 

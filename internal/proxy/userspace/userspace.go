@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"time"
 
 	"portal/internal/intent"
@@ -28,6 +30,24 @@ const (
 	// Announce: every TCP connection begins with a PROXY protocol header (version 2), which endpoints must expect.
 	Announce
 )
+
+// sources are the names that an administrator uses.
+var sources = []string{Hide: "hide", Preserve: "preserve", Announce: "announce"}
+
+func (s *Source) String() string { return sources[*s] }
+
+// Set reads a name.
+func (s *Source) Set(name string) error {
+	i := slices.Index(sources, name)
+	if i < 0 {
+		return fmt.Errorf("must be one of %s", strings.Join(sources, ", "))
+	}
+	*s = Source(i)
+	return nil
+}
+
+// Type is what a flag's help calls the value.
+func (*Source) Type() string { return "string" }
 
 // Options are what an administrator may decide. Zero values mean the defaults.
 type Options struct {
