@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	pathvalidation "k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -86,7 +86,7 @@ func oneAddress(svc *corev1.Service, family corev1.IPFamily, asked string, choic
 	if svc.Name == "" {
 		return "", fmt.Errorf("an address can be claimed only by a Service with a name: set metadata.name or metadata.generateName")
 	}
-	if flaws := pathvalidation.IsValidPathSegmentName(svc.Name); len(flaws) > 0 {
+	if flaws := content.IsPathSegmentName(svc.Name); len(flaws) > 0 {
 		return "", fmt.Errorf("an address can't be claimed by a Service named %q: the name %s", svc.Name, flaws[0])
 	}
 	if asked != "" {
