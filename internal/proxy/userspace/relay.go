@@ -1,8 +1,7 @@
 package userspace
 
 import (
-	"errors"
-	"net"
+	"cmp"
 	"sync"
 	"syscall"
 
@@ -62,18 +61,26 @@ func (p *pipe) close() {
 	unix.Close(p.w)
 }
 
+// end is one side of a connection.
+type end interface {
+	syscall.Conn
+	CloseWrite() error
+	SetLinger(int) error
+	Close() error
+}
+
 // relay joins two connections until both directions have ended. An end of data is passed on alone, so that the other
 // direction goes on; an error ends both, and is passed on as a reset.
-func (idle pipes) relay(a, b *net.TCPConn) {
+func (idle pipes) relay(a, b end) {
 	var done sync.WaitGroup
 	done.Go(func() { idle.oneWay(a, b) })
 	idle.oneWay(b, a)
 	done.Wait()
 }
 
-func (idle pipes) oneWay(dst, src *net.TCPConn) {
+func (idle pipes) oneWay(dst, src end) {
 	if err := idle.pump(dst, src); err != nil {
-		for _, c := range []*net.TCPConn{src, dst} {
+		for _, c := range []end{src, dst} {
 			c.SetLinger(0)
 			c.Close()
 		}
@@ -83,7 +90,7 @@ func (idle pipes) oneWay(dst, src *net.TCPConn) {
 }
 
 // pump moves data until its end. It reads no more than the other side takes.
-func (idle pipes) pump(dst, src *net.TCPConn) error {
+func (idle pipes) pump(dst, src end) error {
 	in, err := src.SyscallConn()
 	if err != nil {
 		return err
@@ -95,18 +102,18 @@ func (idle pipes) pump(dst, src *net.TCPConn) error {
 	m := &mover{idle: idle}
 	fill, drain := m.fill, m.drain
 	for {
-		if err := errors.Join(in.Read(fill), m.err); err != nil {
+		if err := in.Read(fill); err != nil || m.err != nil {
 			m.drop()
-			return err
+			return cmp.Or(err, m.err)
 		}
 		if m.held == 0 {
 			m.drop()
 			return nil
 		}
 		for m.held > 0 {
-			if err := errors.Join(out.Write(drain), m.err); err != nil {
+			if err := out.Write(drain); err != nil || m.err != nil {
 				m.drop()
-				return err
+				return cmp.Or(err, m.err)
 			}
 		}
 		m.drop()

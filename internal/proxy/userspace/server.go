@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,7 +34,7 @@ type server struct {
 	work   sync.WaitGroup
 
 	mu    sync.Mutex
-	open  map[*net.TCPConn]struct{}
+	open  map[*wire]struct{}
 	doors []interface{ Close() error }
 	udp   []*datagrams
 	ports map[intent.Family]*listening
@@ -49,7 +48,7 @@ type server struct {
 func open(o Options) (*server, error) {
 	s := &server{
 		Options: o, directory: directory{known: map[plan.FrontendKey]*frontend{}}, memory: newMemory(o.Shun),
-		pipes: newPipes(), open: map[*net.TCPConn]struct{}{}, ports: map[intent.Family]*listening{}, unsure: true,
+		pipes: newPipes(), open: map[*wire]struct{}{}, ports: map[intent.Family]*listening{}, unsure: true,
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	var err error
@@ -59,7 +58,7 @@ func open(o Options) (*server, error) {
 	if s.flows, err = newFlows(); err != nil {
 		return nil, err
 	}
-	s.dial = newDialer(o, s.home)
+	s.dial = &dialer{o.Source, o.ConnectTimeout, s.home}
 	s.work.Go(s.runFlows)
 	for _, f := range families {
 		if err := s.listen(f); err != nil && !(f == intent.IPv6 && missing(err)) {
@@ -77,21 +76,14 @@ func missing(err error) bool {
 
 func (s *server) listen(f intent.Family) error {
 	at := &listening{}
-	// A client that is gone without a word is noticed; what is set here, accepted connections inherit.
-	lc := net.ListenConfig{KeepAlive: -1, Control: func(_, _ string, c syscall.RawConn) (err error) {
-		return errors.Join(c.Control(func(fd uintptr) {
-			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1),
-				unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 120))
-		}), err)
-	}}
 	for o := range plan.Origins {
-		l, err := lc.Listen(s.ctx, fmt.Sprint("tcp", f), ":0")
+		l, port, err := listen(f)
 		if err != nil {
 			return err
 		}
 		s.doors = append(s.doors, l)
-		at.tcp[o] = l.Addr().(*net.TCPAddr).AddrPort().Port()
-		s.work.Go(func() { s.accept(l.(*net.TCPListener), f, o) })
+		at.tcp[o] = port
+		s.work.Go(func() { s.accept(l, f, o) })
 		d, err := s.datagrams(f, o)
 		if err != nil {
 			return err
@@ -105,29 +97,30 @@ func (s *server) listen(f intent.Family) error {
 	return nil
 }
 
-func (s *server) accept(l *net.TCPListener, f intent.Family, o plan.Origin) {
+func (s *server) accept(l *wire, f intent.Family, o plan.Origin) {
 	for {
-		c, err := l.AcceptTCP()
-		if errors.Is(err, net.ErrClosed) {
+		c, client, err := l.accept()
+		switch {
+		case err == nil:
+			s.work.Go(func() { s.serve(c, client, f, o) })
+		case errors.Is(err, os.ErrClosed):
 			return
-		}
-		if err != nil {
+		case errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EINTR):
+		default:
 			// Out of descriptors, most likely: give connections time to end.
 			time.Sleep(10 * time.Millisecond)
-			continue
 		}
-		s.work.Go(func() { s.serve(c, f, o) })
 	}
 }
 
 // serve carries one connection.
-func (s *server) serve(c *net.TCPConn, f intent.Family, o plan.Origin) {
+func (s *server) serve(c *wire, client netip.AddrPort, f intent.Family, o plan.Origin) {
 	defer c.Close()
 	if !s.enter(c) {
 		return
 	}
 	defer s.leave(c)
-	up := s.upstream(c, f, o)
+	up := s.upstream(c, client, f, o)
 	if up == nil {
 		c.SetLinger(0) // a reset tells the client that nobody was there
 		return
@@ -140,8 +133,8 @@ func (s *server) serve(c *net.TCPConn, f intent.Family, o plan.Origin) {
 	s.pipes.relay(c, up)
 }
 
-// upstream connects to the first endpoint that answers.
-func (s *server) upstream(c *net.TCPConn, f intent.Family, o plan.Origin) *net.TCPConn {
+// upstream finds out where a connection was addressed to, and connects to an endpoint there.
+func (s *server) upstream(c *wire, client netip.AddrPort, f intent.Family, o plan.Origin) *wire {
 	to, err := originalTCP(c, f)
 	if err != nil {
 		return nil
@@ -150,9 +143,13 @@ func (s *server) upstream(c *net.TCPConn, f intent.Family, o plan.Origin) *net.T
 	if front == nil || front.Routes[o].Verdict != plan.Forward {
 		return nil
 	}
-	client := c.RemoteAddr().(*net.TCPAddr).AddrPort()
+	return s.reach(front, o, client, to)
+}
+
+// reach tries a frontend's endpoints one after another.
+func (s *server) reach(front *frontend, o plan.Origin, client, to netip.AddrPort) *wire {
 	for _, e := range s.memory.order(front, o, client.Addr()) {
-		up, err := s.dial.tcp(s.ctx, &front.Routes[o], e, client, to)
+		up, err := s.dial.tcp(front, o, e, client, to)
 		if err == nil {
 			s.memory.answered(front, client.Addr(), e.Addr)
 			return up
@@ -166,7 +163,7 @@ func (s *server) upstream(c *net.TCPConn, f intent.Family, o plan.Origin) *net.T
 }
 
 // enter counts a connection among those that Close ends; false: it is too late.
-func (s *server) enter(c *net.TCPConn) bool {
+func (s *server) enter(c *wire) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx.Err() != nil {
@@ -176,7 +173,7 @@ func (s *server) enter(c *net.TCPConn) bool {
 	return true
 }
 
-func (s *server) leave(c *net.TCPConn) {
+func (s *server) leave(c *wire) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.open, c)

@@ -58,8 +58,12 @@ func (s *server) datagrams(f intent.Family, o plan.Origin) (*datagrams, error) {
 		network, level, name = "udp6", unix.SOL_IPV6, unix.IPV6_RECVPKTINFO
 	}
 	// Which of the node's addresses a datagram came to is part of what conntrack knows it by.
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, name, 1) }), err)
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, name, 1) }); e != nil {
+			return e
+		}
+		return err
 	}}
 	c, err := lc.ListenPacket(s.ctx, network, ":0")
 	if err != nil {
@@ -162,7 +166,7 @@ func (d *datagrams) begin(k flow, to netip.AddrPort) *session {
 		return nil
 	}
 	for _, e := range d.memory.order(front, d.origin, k.client.Addr()) {
-		up, err := d.dial.udp(d.ctx, &front.Routes[d.origin], e, k.client)
+		up, err := d.dial.udp(d.ctx, front, d.origin, e, k.client)
 		if err != nil {
 			d.memory.failed(e.Addr)
 			continue
