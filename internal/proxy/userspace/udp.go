@@ -259,8 +259,10 @@ func (d *datagrams) forget() {
 }
 
 // cut ends the sessions whose endpoint is gone, so that the client's next datagram finds another. Connections are left
-// to end by themselves, and so are sessions with an endpoint that is on its way out but still serves.
+// to end by themselves, and so are sessions with an endpoint that is on its way out but still serves. That one's end
+// changes no frontend, so that it is looked for among all sessions.
 func (s *server) cut(next *plan.Snapshot, full bool, delta *plan.Delta) {
+	full = full || delta.Serving
 	changed := map[plan.FrontendKey]bool{}
 	for _, ch := range delta.Frontends {
 		if ch.Protocol == intent.UDP {

@@ -83,7 +83,8 @@ func (w *wire) SetLinger(seconds int) error {
 	})
 }
 
-// accept waits for a connection, and says who made it.
+// accept waits for a connection, and says who made it. Its error is os.ErrClosed once the wire is: what the poller
+// returns then is known to nobody outside the library.
 func (w *wire) accept() (*wire, netip.AddrPort, error) {
 	var fd int
 	var peer unix.Sockaddr
@@ -92,7 +93,7 @@ func (w *wire) accept() (*wire, netip.AddrPort, error) {
 		fd, peer, err = unix.Accept4(int(listener), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		return err != unix.EAGAIN
 	}); e != nil {
-		return nil, netip.AddrPort{}, e
+		return nil, netip.AddrPort{}, os.ErrClosed
 	}
 	if err != nil {
 		return nil, netip.AddrPort{}, err
