@@ -13,22 +13,16 @@ import (
 )
 
 // originalTCP is where a connection was addressed to before the kernel led it here.
-func originalTCP(w *wire, f intent.Family) (netip.AddrPort, error) {
-	var out netip.AddrPort
+func originalTCP(fd int, f intent.Family) (netip.AddrPort, error) {
 	const originalDst = 80
-	err := w.control(func(fd int) (err error) {
-		if f == intent.IPv6 {
-			var sa unix.RawSockaddrInet6
-			err = getsockopt(fd, unix.SOL_IPV6, originalDst, unsafe.Pointer(&sa), unsafe.Sizeof(sa))
-			out = netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), swap(sa.Port))
-			return err
-		}
-		var sa unix.RawSockaddrInet4
-		err = getsockopt(fd, unix.SOL_IP, originalDst, unsafe.Pointer(&sa), unsafe.Sizeof(sa))
-		out = netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), swap(sa.Port))
-		return err
-	})
-	return out, err
+	if f == intent.IPv6 {
+		var sa unix.RawSockaddrInet6
+		err := getsockopt(fd, unix.SOL_IPV6, originalDst, unsafe.Pointer(&sa), unsafe.Sizeof(sa))
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), swap(sa.Port)), err
+	}
+	var sa unix.RawSockaddrInet4
+	err := getsockopt(fd, unix.SOL_IP, originalDst, unsafe.Pointer(&sa), unsafe.Sizeof(sa))
+	return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), swap(sa.Port)), err
 }
 
 func getsockopt(fd, level, name int, value unsafe.Pointer, size uintptr) error {

@@ -1,59 +1,31 @@
 package userspace
 
 import (
+	"errors"
 	"net"
-	"net/netip"
-	"os"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"portal/internal/plan"
 )
 
 // TestReach: a client gets an endpoint that answers, however many do not, and the silent ones cost time only once.
 func TestReach(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("marking sockets needs root")
-	}
-	s, err := open(Options{ConnectTimeout: 300 * time.Millisecond, Shun: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	living, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer living.Close()
-	closed, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := opened(t)
+	living, closed := listener(t), listener(t)
 	closed.Close()
-	pool := &plan.Pool{}
-	for _, l := range []net.Listener{closed, full(t), living} {
-		pool.Endpoints = append(pool.Endpoints, plan.Endpoint{Addr: l.Addr().(*net.TCPAddr).AddrPort()})
-	}
-	f := &plan.Frontend{}
-	f.Routes[plan.FromOutside].Pool = pool
-	front := newFrontend(f)
-	client, to := netip.MustParseAddrPort("192.0.2.1:1000"), netip.MustParseAddrPort("10.96.0.1:80")
+	front := before(closed, full(t), living)
 	var late int
 	for range 9 {
 		start := time.Now()
-		up := s.reach(front, plan.FromOutside, client, to)
-		if up == nil {
-			t.Fatal("nobody was reached")
-		}
+		call(t, s, front)
+		living.SetDeadline(time.Now().Add(5 * time.Second))
 		peer, err := living.Accept()
 		if err != nil {
 			t.Fatal(err)
 		}
 		peer.Close()
-		up.Close()
 		if time.Since(start) > 250*time.Millisecond {
 			late++
 		}
@@ -62,8 +34,8 @@ func TestReach(t *testing.T) {
 		t.Errorf("%d of 9 clients waited for an endpoint that does not answer", late)
 	}
 	living.Close()
-	if s.reach(front, plan.FromOutside, client, to) != nil {
-		t.Error("somebody was reached where nobody is")
+	if _, err := call(t, s, front).Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("where nobody is, the client saw %v", err)
 	}
 }
 

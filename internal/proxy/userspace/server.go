@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -18,13 +18,13 @@ import (
 	"portal/internal/plan"
 )
 
-// server is the mode at work: a socket for each family, protocol and origin, whatever Services there are.
+// server is the mode at work: a socket for each family, protocol and origin, whatever Services there are, and a loop that
+// carries connections for each processor.
 type server struct {
 	Options
 	directory
 	memory *memory
 	dial   *dialer
-	pipes  pipes
 
 	flows *flows
 	home  home
@@ -33,9 +33,8 @@ type server struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	mu    sync.Mutex
-	open  map[*wire]struct{}
-	doors []interface{ Close() error }
+	doors []door
+	loops []*loop
 	udp   []*datagrams
 	ports map[intent.Family]*listening
 
@@ -48,7 +47,7 @@ type server struct {
 func open(o Options) (*server, error) {
 	s := &server{
 		Options: o, directory: directory{known: map[plan.FrontendKey]*frontend{}}, memory: newMemory(o.Shun),
-		pipes: newPipes(), open: map[*wire]struct{}{}, ports: map[intent.Family]*listening{}, unsure: true,
+		ports: map[intent.Family]*listening{}, unsure: true,
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	var err error
@@ -58,12 +57,22 @@ func open(o Options) (*server, error) {
 	if s.flows, err = newFlows(); err != nil {
 		return nil, err
 	}
-	s.dial = &dialer{o.Source, o.ConnectTimeout, s.home}
+	s.dial = &dialer{o.Source, s.home}
 	s.work.Go(s.runFlows)
 	for _, f := range families {
 		if err := s.listen(f); err != nil && !(f == intent.IPv6 && missing(err)) {
 			return nil, errors.Join(err, s.Close())
 		}
+	}
+	for range runtime.GOMAXPROCS(0) {
+		l, err := newLoop(s)
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		s.loops = append(s.loops, l)
+	}
+	for _, l := range s.loops {
+		s.work.Go(l.run)
 	}
 	s.work.Go(s.sweep)
 	return s, nil
@@ -77,106 +86,22 @@ func missing(err error) bool {
 func (s *server) listen(f intent.Family) error {
 	at := &listening{}
 	for o := range plan.Origins {
-		l, port, err := listen(f)
+		fd, port, err := listen(f)
 		if err != nil {
 			return err
 		}
-		s.doors = append(s.doors, l)
+		s.doors = append(s.doors, door{fd, f, o})
 		at.tcp[o] = port
-		s.work.Go(func() { s.accept(l, f, o) })
 		d, err := s.datagrams(f, o)
 		if err != nil {
 			return err
 		}
-		s.doors = append(s.doors, d)
 		s.udp = append(s.udp, d)
 		at.udp[o] = d.local.Port()
 		s.work.Go(d.receive)
 	}
 	s.ports[f] = at
 	return nil
-}
-
-func (s *server) accept(l *wire, f intent.Family, o plan.Origin) {
-	for {
-		c, client, err := l.accept()
-		switch {
-		case err == nil:
-			s.work.Go(func() { s.serve(c, client, f, o) })
-		case errors.Is(err, os.ErrClosed):
-			return
-		case errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EINTR):
-		default:
-			// Out of descriptors, most likely: give connections time to end.
-			time.Sleep(10 * time.Millisecond)
-		}
-	}
-}
-
-// serve carries one connection.
-func (s *server) serve(c *wire, client netip.AddrPort, f intent.Family, o plan.Origin) {
-	defer c.Close()
-	if !s.enter(c) {
-		return
-	}
-	defer s.leave(c)
-	up := s.upstream(c, client, f, o)
-	if up == nil {
-		c.SetLinger(0) // a reset tells the client that nobody was there
-		return
-	}
-	defer up.Close()
-	if !s.enter(up) {
-		return
-	}
-	defer s.leave(up)
-	s.pipes.relay(c, up)
-}
-
-// upstream finds out where a connection was addressed to, and connects to an endpoint there.
-func (s *server) upstream(c *wire, client netip.AddrPort, f intent.Family, o plan.Origin) *wire {
-	to, err := originalTCP(c, f)
-	if err != nil {
-		return nil
-	}
-	front := s.find(plan.FrontendKey{Addr: to.Addr(), Family: f, Protocol: intent.TCP, Port: to.Port()})
-	if front == nil || front.Routes[o].Verdict != plan.Forward {
-		return nil
-	}
-	return s.reach(front, o, client, to)
-}
-
-// reach tries a frontend's endpoints one after another.
-func (s *server) reach(front *frontend, o plan.Origin, client, to netip.AddrPort) *wire {
-	for _, e := range s.memory.order(front, o, client.Addr()) {
-		up, err := s.dial.tcp(front, o, e, client, to)
-		if err == nil {
-			s.memory.answered(front, client.Addr(), e.Addr)
-			return up
-		}
-		if s.ctx.Err() != nil {
-			return nil
-		}
-		s.memory.failed(e.Addr)
-	}
-	return nil
-}
-
-// enter counts a connection among those that Close ends; false: it is too late.
-func (s *server) enter(c *wire) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return false
-	}
-	s.open[c] = struct{}{}
-	return true
-}
-
-func (s *server) leave(c *wire) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.open, c)
 }
 
 // sweep lets go of what is over, now and then.
@@ -202,17 +127,20 @@ func (s *server) Close() error {
 	if !s.unsure {
 		errs = append(errs, s.handOver())
 	}
-	s.mu.Lock()
 	s.cancel()
-	for _, d := range s.doors {
+	for _, d := range s.udp {
 		errs = append(errs, d.Close())
 	}
-	for c := range s.open {
-		c.Close()
+	for _, l := range s.loops {
+		l.call()
 	}
-	s.mu.Unlock()
 	s.work.Wait()
-	s.pipes.close()
+	for _, l := range s.loops {
+		l.close()
+	}
+	for _, d := range s.doors {
+		errs = append(errs, unix.Close(d.fd))
+	}
 	s.home.close()
 	return errors.Join(errs...)
 }

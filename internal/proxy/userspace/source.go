@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -25,9 +24,8 @@ const (
 
 // dialer reaches endpoints.
 type dialer struct {
-	source  Source
-	timeout time.Duration
-	home    home
+	source Source
+	home   home
 }
 
 // poses says whether an endpoint is to see the client's address. Its answers must come back this way: those to a Pod on
@@ -36,18 +34,13 @@ func (d *dialer) poses(r *plan.Route, o plan.Origin, e plan.Endpoint) bool {
 	return d.source == Preserve && o == plan.FromOutside && !r.Masquerade && e.Local
 }
 
-func (d *dialer) tcp(f *frontend, o plan.Origin, e plan.Endpoint, client, to netip.AddrPort) (*wire, error) {
+// tcp begins a connection, in the network namespace of the thread.
+func (d *dialer) tcp(f *frontend, o plan.Origin, e plan.Endpoint, client netip.AddrPort) (int, error) {
 	var from netip.Addr
 	if d.poses(&f.Routes[o], o, e) {
 		from = client.Addr()
 	}
-	w, err := connect(d.home, e.Addr, from, d.timeout)
-	if err == nil && d.source == Announce {
-		if _, err = w.Write(header(client, to)); err != nil {
-			w.Close()
-		}
-	}
-	return w, err
+	return connect(e.Addr, from)
 }
 
 func (d *dialer) udp(ctx context.Context, f *frontend, o plan.Origin, e plan.Endpoint, client netip.AddrPort) (*net.UDPConn, error) {

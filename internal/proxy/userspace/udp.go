@@ -165,7 +165,7 @@ func (d *datagrams) begin(k flow, to netip.AddrPort) *session {
 	if front == nil || front.Routes[d.origin].Verdict != plan.Forward {
 		return nil
 	}
-	for _, e := range d.memory.order(front, d.origin, k.client.Addr()) {
+	for _, e := range d.memory.order(nil, front, d.origin, k.client.Addr()) {
 		up, err := d.dial.udp(d.ctx, front, d.origin, e, k.client)
 		if err != nil {
 			d.memory.failed(e.Addr)

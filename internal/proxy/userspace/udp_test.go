@@ -2,9 +2,7 @@ package userspace
 
 import (
 	"net/netip"
-	"os"
 	"testing"
-	"time"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
@@ -12,14 +10,7 @@ import (
 
 // TestSessionsEndWithTheirEndpoint: a session goes on with an endpoint that is on its way out, as long as that serves.
 func TestSessionsEndWithTheirEndpoint(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("marking sockets needs root")
-	}
-	s, err := open(Options{ConnectTimeout: time.Second, Shun: time.Minute, UDPIdle: time.Minute})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := opened(t)
 	staying, leaving := netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")
 	key := intent.Key{Namespace: "default", Name: "dns"}
 	facts := &plan.Facts{Families: []intent.Family{intent.IPv4}}
