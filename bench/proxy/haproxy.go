@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"sync"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,25 +17,31 @@ import (
 	"portal/test/harness"
 )
 
-// What moves through a proxy for its throughput: bounded, so that it ends.
+// What moves through a proxy, in each of a few rounds: bounded, so that it ends.
 const (
+	relayRounds = 5
 	streams     = 4
-	streamBytes = 512 << 20
-	rateConns   = 8000
+	streamBytes = 256 << 20
+	rateConns   = 4000
 	rateClients = 4
 )
 
-// relay is the figures of one that moves connections itself.
+// relay is the figures of one that moves connections itself: medians of the rounds.
 type relay struct {
 	Who string `json:"who"`
 	// Throughput is in MB a second over some streams, Rate in connections a second.
 	Throughput float64 `json:"throughputMBps"`
 	Rate       float64 `json:"connectionsPerSecond"`
-	CPU        float64 `json:"cpuSeconds"`
+	// What each costs the relay itself, in milliseconds of processor time.
+	PerGB         float64 `json:"cpuMsPerGB"`
+	PerConnection float64 `json:"cpuMsPerConnection"`
+
+	rounds []relay
 }
 
 // besideHAProxy measures Portal's userspace mode beside HAProxy in TCP mode with the same backends, and both beside
-// direct connections.
+// direct connections. They take turns, because the machine is not equally busy all the time; Portal is only there when it
+// is its turn, because its rules make the kernel track all connections.
 func besideHAProxy(ctx context.Context, o options, net *network, r *report) error {
 	say("userspace mode beside HAProxy")
 	dir, err := os.MkdirTemp("", "bench-proxy")
@@ -52,20 +58,31 @@ func besideHAProxy(ctx context.Context, o options, net *network, r *report) erro
 	if _, err := c.client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, bulk, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
-	direct, err := measureRelay("direct", nil, endpoint(podAddr(1), podPort), endpoint(podAddr(3), bulkPort))
-	if err != nil {
-		return err
-	}
 	haproxy, err := startHAProxy(dir)
 	if err != nil {
 		return err
 	}
 	defer haproxy.Kill()
-	peer, err := measureRelay("haproxy", haproxy, endpoint("127.0.0.1", 9000), endpoint("127.0.0.1", 9001))
-	if err != nil {
-		return err
+	direct, peer, own := relay{Who: "direct"}, relay{Who: "haproxy"}, relay{Who: portal}
+	for range relayRounds {
+		if err := errors.Join(
+			direct.measure(nil, endpoint(podAddr(1), podPort), endpoint(podAddr(3), bulkPort)),
+			peer.measure(haproxy, endpoint("127.0.0.1", 9000), endpoint("127.0.0.1", 9001)),
+			measureUserspace(ctx, o, net, c, dir, &own),
+		); err != nil {
+			return err
+		}
 	}
-	haproxy.Kill()
+	for _, x := range []*relay{&direct, &peer, &own} {
+		x.settle()
+		r.Relays = append(r.Relays, *x)
+		say("  %s", x)
+	}
+	return nil
+}
+
+// measureUserspace starts Portal's proxy for one round.
+func measureUserspace(ctx context.Context, o options, net *network, c *cluster, dir string, out *relay) (err error) {
 	p, err := startProxy(o, c, portal, "userspace", dir)
 	if err != nil {
 		return err
@@ -75,16 +92,11 @@ func besideHAProxy(ctx context.Context, o options, net *network, r *report) erro
 		p.Kill()
 		err = errors.Join(err, net.reset())
 	}()
-	if _, err := waitAll(ctx, o, c, p); err != nil {
-		return err
+	if cutOff, err := waitAll(ctx, o, c, p); err != nil || cutOff {
+		return errors.Join(err, fmt.Errorf("the userspace mode was not ready in time:\n%s", p.Tail()))
 	}
-	own, err := measureRelay(portal, p, c.vip(0), c.vip(1))
-	if err != nil {
+	if err := out.measure(p, c.vip(0), c.vip(1)); err != nil {
 		return fmt.Errorf("%w\n%s", err, p.Tail())
-	}
-	r.Relays = []relay{direct, peer, own}
-	for _, x := range r.Relays {
-		say("  %-8s %6.0f MB/s   %6.0f connections/s   %.1f s CPU", x.Who, x.Throughput, x.Rate, x.CPU)
 	}
 	return nil
 }
@@ -128,29 +140,65 @@ listen bulk
 	return nil, fmt.Errorf("haproxy does not answer:\n%s", p.Tail())
 }
 
-func measureRelay(who string, p *harness.Process, short, bulk netip.AddrPort) (out relay, err error) {
-	out.Who = who
-	begin := time.Now()
+// measure makes one round.
+func (r *relay) measure(p *harness.Process, short, bulk netip.AddrPort) error {
+	spent := func() (cpu time.Duration) {
+		if p != nil {
+			_, _, cpu, _ = usage(p.Pid())
+		}
+		return cpu
+	}
+	out, begin, before := relay{}, time.Now(), spent()
 	if err := parallel(streams, streams, func(int) error { return pull(bulk, streamBytes) }); err != nil {
-		return out, err
+		return fmt.Errorf("%s: %w", r.Who, err)
 	}
 	out.Throughput = float64(streams*streamBytes) / 1e6 / time.Since(begin).Seconds()
-	begin = time.Now()
-	var once sync.Once
-	var first error
-	err = parallel(rateClients, rateConns, func(int) error {
+	out.PerGB = float64((spent() - before).Milliseconds()) / (streams * streamBytes / 1e9)
+	begin, before = time.Now(), spent()
+	if err := parallel(rateClients, rateConns, func(int) error {
 		_, _, err := ask(short, 5*time.Second)
-		if err != nil {
-			once.Do(func() { first = err })
-		}
 		return err
-	})
-	out.Rate = rateConns / time.Since(begin).Seconds()
-	if p != nil {
-		_, _, cpu, e := usage(p.Pid())
-		out.CPU, err = cpu.Seconds(), errors.Join(err, e)
+	}); err != nil {
+		return fmt.Errorf("%s: %w", r.Who, err)
 	}
-	return out, errors.Join(err, first)
+	out.Rate = rateConns / time.Since(begin).Seconds()
+	out.PerConnection = float64((spent() - before).Milliseconds()) / rateConns
+	r.rounds = append(r.rounds, out)
+	return nil
+}
+
+func (r relay) throughput() float64 { return r.Throughput }
+func (r relay) rate() float64       { return r.Rate }
+
+// settle makes the figures of the rounds' medians.
+func (r *relay) settle() {
+	of := func(figure func(relay) float64) float64 {
+		var all []float64
+		for _, x := range r.rounds {
+			all = append(all, figure(x))
+		}
+		return median(all)
+	}
+	r.Throughput, r.Rate = of(relay.throughput), of(relay.rate)
+	r.PerGB, r.PerConnection = of(func(x relay) float64 { return x.PerGB }), of(func(x relay) float64 { return x.PerConnection })
+}
+
+// share compares two by what they did in the same rounds.
+func (r *relay) share(of *relay, figure func(relay) float64) float64 {
+	var all []float64
+	for i, x := range r.rounds {
+		all = append(all, figure(x)/figure(of.rounds[i]))
+	}
+	return median(all)
+}
+
+func median(all []float64) float64 {
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+func (r *relay) String() string {
+	return fmt.Sprintf("%-8s %6.0f MB/s (%.0f ms CPU a GB)   %6.0f connections/s (%.3f ms CPU each)", r.Who, r.Throughput, r.PerGB, r.Rate, r.PerConnection)
 }
 
 // pull asks for a number of bytes and receives them.

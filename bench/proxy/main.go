@@ -43,7 +43,7 @@ type options struct {
 func main() {
 	var o options
 	modes := flag.String("modes", "nftables,iptables", "modes to measure")
-	services := flag.String("services", "10,1000,10000", "numbers of Services, one round for each")
+	services := flag.String("services", "10,1000,10000", "numbers of Services, one round for each; empty: only what is measured beside HAProxy")
 	who := flag.String("who", kube+","+portal, "who takes part")
 	flag.IntVar(&o.endpoints, "endpoints", 2, "endpoints of each Service")
 	flag.IntVar(&o.changes, "changes", 20, "endpoints changed, one after the other")
@@ -70,7 +70,10 @@ func main() {
 
 func (o *options) read(modes, services, who string) error {
 	o.modes, o.who = strings.Split(modes, ","), strings.Split(who, ",")
-	for _, text := range strings.Split(services, ",") {
+	for text := range strings.SplitSeq(services, ",") {
+		if services == "" {
+			break
+		}
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 10 {
 			return fmt.Errorf("-services %q: numbers of 10 and more, with commas between them", services)

@@ -190,7 +190,8 @@ func ask(to netip.AddrPort, limit time.Duration) (string, time.Duration, error) 
 func (n *network) reset() error {
 	for _, args := range [][]string{
 		{"nft", "flush", "ruleset"},
-		{"sh", "-c", "for t in nat filter mangle; do for i in iptables-legacy ip6tables-legacy; do $i -t $t -F && $i -t $t -X; done; done"},
+		// Only the tables that are there: to ask for one makes it, and the kernel would track all connections from then on.
+		{"sh", "-c", "for i in ip ip6; do for t in $(cat /proc/net/${i}_tables_names); do ${i}tables-legacy -t $t -F && ${i}tables-legacy -t $t -X; done; done"},
 		{"conntrack", "-F"},
 	} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {

@@ -150,9 +150,9 @@ func (r *report) judgeRelays() {
 		return
 	}
 	peer, own := r.Relays[1], r.Relays[2]
-	share := own.Throughput / peer.Throughput
+	share := own.share(&peer, relay.throughput)
 	r.add("userspace: throughput, share of HAProxy's", share, ">= 1", share >= 1)
-	share = own.Rate / peer.Rate
+	share = own.share(&peer, relay.rate)
 	r.add("userspace: connections a second, share of HAProxy's", share, ">= 0.7", share >= 0.7)
 }
 
@@ -174,7 +174,9 @@ func (r *report) writeJSON(out io.Writer) error {
 
 func (r *report) writeTable(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "mode\tServices\twho\tfull sync s\tstart s\tchange ms\tp99\tfirst byte ms\tany\tdirect\tMB\tchurn p99 ms\tCPU\t")
+	if len(r.Results) > 0 {
+		fmt.Fprintln(w, "mode\tServices\twho\tfull sync s\tstart s\tchange ms\tp99\tfirst byte ms\tany\tdirect\tMB\tchurn p99 ms\tCPU\t")
+	}
 	for _, x := range r.Results {
 		if x.CutOff {
 			fmt.Fprintf(w, "%s\t%d\t%s\tcut off\t\t\t\t\t\t\t\t\t\t\n", x.Mode, x.Services, x.Who)
@@ -185,7 +187,7 @@ func (r *report) writeTable(out io.Writer) {
 	}
 	_ = w.Flush()
 	for _, x := range r.Relays {
-		fmt.Fprintf(out, "%-8s %6.0f MB/s  %6.0f connections/s  %.1f s CPU\n", x.Who, x.Throughput, x.Rate, x.CPU)
+		fmt.Fprintf(out, "%s   %.2f and %.2f of the limit\n", &x, x.share(&r.Relays[0], relay.throughput), x.share(&r.Relays[0], relay.rate))
 	}
 	fmt.Fprintln(out)
 	for _, v := range r.Verdicts {

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -72,10 +71,30 @@ func podMatches(f intent.Family, d *plan.Detector) []string {
 	return out
 }
 
-// output is all that a Service adds to the tables of a family.
+// output is all that a Service adds to the tables of a family. It is made when it is needed and not kept: the rules of
+// thousands of Services would take more memory than all else that is known of them.
 type output struct {
-	nat, filter map[string][]string // chains of its own
-	spots       [trees]map[spot][]string
+	nat, filter chains // of its own
+	spots       [trees][]place
+}
+
+// chains are rules by the name of their chain.
+type chains = map[string][]string
+
+// place is a spot with its rules.
+type place struct {
+	spot
+	rules []string
+}
+
+// at returns the rules of a spot, nil where there are none.
+func (o *output) at(tree int, s spot) []string {
+	for _, p := range o.spots[tree] {
+		if p.spot == s {
+			return p.rules
+		}
+	}
+	return nil
 }
 
 // compiler encodes one Service.
@@ -89,18 +108,14 @@ type compiler struct {
 
 // compile encodes the frontends of one Service.
 func (e *encoding) compile(frontends []*plan.Frontend, check *plan.HealthCheck) *output {
-	c := &compiler{encoding: e, pools: map[plan.PortID][]*plan.Pool{}, names: map[plan.PortID]string{}, own: map[plan.PortID]int{}}
-	c.out.nat, c.out.filter = map[string][]string{}, map[string][]string{}
-	for i := range c.out.spots {
-		c.out.spots[i] = map[spot][]string{}
-	}
+	c := &compiler{encoding: e}
 	for _, f := range frontends {
-		s := spot{f.Addr, f.Protocol, f.Port}
+		s := spotOf(f)
 		tree := vips
 		if f.Kind == plan.NodePort {
 			tree = nodePorts
 		}
-		put(c.out.spots[tree], s, c.forward(f))
+		c.put(tree, s, c.forward(f))
 		where := refused
 		switch f.Kind {
 		case plan.ClusterIP:
@@ -110,22 +125,27 @@ func (e *encoding) compile(frontends []*plan.Frontend, check *plan.HealthCheck) 
 		}
 		out, no := c.keepOut(f), c.refuse(f)
 		if where == denied {
-			put(c.out.spots[denied], s, append(out, no...))
+			c.put(denied, s, append(out, no...))
 			continue
 		}
-		put(c.out.spots[denied], s, out)
-		put(c.out.spots[where], s, no)
+		c.put(denied, s, out)
+		c.put(where, s, no)
 	}
 	if check != nil {
-		c.out.spots[health][spot{proto: intent.TCP, port: check.Port}] = []string{fmt.Sprintf("-p tcp --dport %d -j ACCEPT", check.Port)}
+		s := spot{proto: intent.TCP, port: check.Port}
+		c.put(health, s, healthRules(s))
 	}
 	return &c.out
 }
 
-func put(m map[spot][]string, s spot, rules []string) {
+func (c *compiler) put(tree int, s spot, rules []string) {
 	if len(rules) > 0 {
-		m[s] = rules
+		c.out.spots[tree] = append(c.out.spots[tree], place{s, rules})
 	}
+}
+
+func healthRules(s spot) []string {
+	return []string{fmt.Sprintf("-p tcp --dport %d -j ACCEPT", s.port)}
 }
 
 // match is what the packets to a frontend look like.
@@ -177,7 +197,7 @@ func (c *compiler) forward(f *plan.Frontend) []string {
 	case plain && prelude == "":
 		target = c.pool(pool, f)
 	case plain:
-		target = c.chain(c.out.nat, f.ID, []string{prelude, "-g " + c.pool(pool, f)})
+		target = c.chain(&c.out.nat, f.ID, []string{prelude, "-g " + c.pool(pool, f)})
 	default:
 		target = c.routes(f, usual)
 	}
@@ -190,7 +210,7 @@ func (c *compiler) forward(f *plan.Frontend) []string {
 			allowed = append(allowed, "-s "+p.String()+" -g "+target)
 		}
 	}
-	return []string{m + " -g " + c.chain(c.out.nat, f.ID, allowed)}
+	return []string{m + " -g " + c.chain(&c.out.nat, f.ID, allowed)}
 }
 
 // inlined is the largest number of endpoints among which a leaf chooses itself. A chain for each pool would be tidier, but
@@ -228,7 +248,7 @@ func (c *compiler) routes(f *plan.Frontend, usual pattern) string {
 		}
 		return []string{from + "-g " + c.pool(r.Pool, f)}
 	})...)
-	return c.chain(c.out.nat, f.ID, rules)
+	return c.chain(&c.out.nat, f.ID, rules)
 }
 
 // byOrigin writes rules for each origin, in the order in which the first that applies counts.
@@ -281,7 +301,7 @@ func (c *compiler) keepOut(f *plan.Frontend) []string {
 			rules = append(rules, "-s "+p.String()+" -j RETURN")
 		}
 	}
-	return []string{match(f) + " -j " + c.chain(c.out.filter, f.ID, append(rules, "-j DROP"))}
+	return []string{match(f) + " -j " + c.chain(&c.out.filter, f.ID, append(rules, "-j DROP"))}
 }
 
 // refuse is what becomes of the packets that no route forwards.
@@ -301,7 +321,7 @@ func (c *compiler) refuse(f *plan.Frontend) []string {
 			return []string{match(f) + " " + refusal(f, v)}
 		}
 	}
-	return []string{match(f) + " -g " + c.chain(c.out.filter, f.ID, c.byOrigin(func(o plan.Origin, from string) []string {
+	return []string{match(f) + " -g " + c.chain(&c.out.filter, f.ID, c.byOrigin(func(o plan.Origin, from string) []string {
 		if v := f.Routes[o].Verdict; v != plan.Forward {
 			return []string{from + "-p " + protocols[f.Protocol] + " " + refusal(f, v)}
 		}
@@ -326,8 +346,8 @@ func (c *compiler) pool(p *plan.Pool, f *plan.Frontend) string {
 	i := slices.IndexFunc(known, func(q *plan.Pool) bool { return q == p || slices.Equal(p.Endpoints, q.Endpoints) })
 	if i < 0 {
 		i = len(known)
-		c.pools[p.ID] = append(known, p)
-		c.out.nat[c.poolName(p.ID, i)] = spread("-p "+protocols[p.ID.Protocol], p, f.Affinity)
+		keep(&c.pools, p.ID, append(known, p))
+		keep(&c.out.nat, c.poolName(p.ID, i), spread("-p "+protocols[p.ID.Protocol], p, f.Affinity))
 	}
 	return c.poolName(p.ID, i)
 }
@@ -337,22 +357,30 @@ func (c *compiler) poolName(id plan.PortID, i int) string { return fmt.Sprintf("
 // name is the beginning of the names of all chains of a Service's port.
 func (c *compiler) name(id plan.PortID) string {
 	if _, ok := c.names[id]; !ok {
-		c.names[id] = "PORTAL-" + digest(id.Service.Namespace, id.Service.Name, id.Port, protocols[id.Protocol])
+		keep(&c.names, id, "PORTAL-"+digest(id.Service.Namespace, id.Service.Name, id.Port, protocols[id.Protocol]))
 	}
 	return c.names[id]
 }
 
 // chain gives a chain to rules, the same one to the same rules.
-func (c *compiler) chain(table map[string][]string, id plan.PortID, rules []string) string {
-	for name, have := range table {
+func (c *compiler) chain(table *chains, id plan.PortID, rules []string) string {
+	for name, have := range *table {
 		if strings.HasPrefix(name, c.name(id)) && slices.Equal(have, rules) {
 			return name
 		}
 	}
 	name := fmt.Sprintf("%s-R%d", c.name(id), c.own[id])
-	c.own[id]++
-	table[name] = rules
+	keep(&c.own, id, c.own[id]+1)
+	keep(table, name, rules)
 	return name
+}
+
+// keep puts something into a map, which most Services don't need and so don't have.
+func keep[K comparable, V any](in *map[K]V, k K, v V) {
+	if *in == nil {
+		*in = map[K]V{}
+	}
+	(*in)[k] = v
 }
 
 // digest is short enough for a chain's name, which has 28 characters.
@@ -384,14 +412,12 @@ func spread(match string, p *plan.Pool, affinity time.Duration) []string {
 	return rules
 }
 
-// sorted puts frontends into the order that chains' names depend on.
-func sorted(frontends map[plan.FrontendKey]*plan.Frontend) []*plan.Frontend {
-	return slices.SortedFunc(maps.Values(frontends), func(a, b *plan.Frontend) int {
-		if a.Kind != b.Kind {
-			return int(a.Kind) - int(b.Kind)
-		}
-		return spot{a.Addr, a.Protocol, a.Port}.compare(spot{b.Addr, b.Protocol, b.Port})
-	})
+// inOrder compares frontends: chains' names depend on it.
+func inOrder(a, b *plan.Frontend) int {
+	if a.Kind != b.Kind {
+		return int(a.Kind) - int(b.Kind)
+	}
+	return spotOf(a).compare(spotOf(b))
 }
 
 // hairpin is a program for the bpf match that accepts packets whose source is their destination.

@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -143,7 +144,10 @@ func (t tool) cleanup(ctx context.Context) error {
 		for line := range have.jumps {
 			s.jumps = append(s.jumps, "-D"+strings.TrimPrefix(line, "-A"))
 		}
-		if err := t.restore(ctx, s.text(table)); err != nil {
+		if s.empty() {
+			continue
+		}
+		if err := t.restore(ctx, func(b *bufio.Writer) { s.print(b, table) }); err != nil {
 			return err
 		}
 		if slices.Contains(have.chains, localnetChain) {

@@ -1,7 +1,7 @@
 package iptables
 
 import (
-	"bytes"
+	"bufio"
 	"maps"
 	"net/netip"
 	"slices"
@@ -19,10 +19,10 @@ type ruleset struct {
 	filter   section
 }
 
-// service is a Service as it was encoded.
+// service is what a Service's rules were made of.
 type service struct {
-	frontends map[plan.FrontendKey]*plan.Frontend
-	out       *output
+	frontends []*plan.Frontend // in order
+	check     *plan.HealthCheck
 }
 
 // section collects the changes of one table.
@@ -34,6 +34,8 @@ type section struct {
 }
 
 func newSection() section { return section{write: map[string][]string{}, gone: map[string]bool{}} }
+
+func (s *section) empty() bool { return len(s.write)+len(s.gone)+len(s.jumps) == 0 }
 
 func (s *section) set(chain string, rules []string) {
 	delete(s.gone, chain)
@@ -47,8 +49,8 @@ func (s *section) remove(chain string) {
 
 // print writes the changes as iptables-restore reads them. Naming a chain empties or creates it; all of them come before
 // the rules that lead to them, and removed ones go when nothing leads to them any more.
-func (s *section) print(b *bytes.Buffer, table string) {
-	if len(s.write)+len(s.gone)+len(s.jumps) == 0 {
+func (s *section) print(b *bufio.Writer, table string) {
+	if s.empty() {
 		return
 	}
 	b.WriteString("*" + table + "\n")
@@ -79,12 +81,6 @@ func (s *section) print(b *bytes.Buffer, table string) {
 	*s = newSection()
 }
 
-func (s *section) text(table string) []byte {
-	var b bytes.Buffer
-	s.print(&b, table)
-	return b.Bytes()
-}
-
 // newRuleset encodes all of a snapshot. With liberal the kernel takes TCP packets outside the window for valid.
 func newRuleset(f intent.Family, m mark, next *plan.Snapshot, liberal bool) *ruleset {
 	r := &ruleset{encoding: newEncoding(f, m, next.Facts), services: map[intent.Key]*service{}, nat: newSection(), filter: newSection()}
@@ -93,22 +89,24 @@ func newRuleset(f intent.Family, m mark, next *plan.Snapshot, liberal bool) *rul
 	}
 	for key, f := range next.Frontends {
 		if key.Family == r.family {
-			r.add(key, f)
+			r.add(f)
 		}
 	}
-	var spots [trees]map[spot][]string
-	for i := range spots {
-		spots[i] = map[spot][]string{}
-	}
+	var spots [trees][]spot
+	made := outputs{}
 	for key, s := range r.services {
-		s.out = r.compile(sorted(s.frontends), check(next, key))
+		s.check = check(next, key)
+		out := r.encode(s)
+		made[key] = out
 		for i := range spots {
-			maps.Copy(spots[i], s.out.spots[i])
+			for _, p := range out.spots[i] {
+				spots[i] = append(spots[i], p.spot)
+			}
 		}
-		for name, rules := range s.out.nat {
+		for name, rules := range out.nat {
 			r.nat.set(name, rules)
 		}
-		for name, rules := range s.out.filter {
+		for name, rules := range out.filter {
 			r.filter.set(name, rules)
 		}
 	}
@@ -116,9 +114,14 @@ func newRuleset(f intent.Family, m mark, next *plan.Snapshot, liberal bool) *rul
 		t.fill(spots[i])
 	}
 	r.base(next.Facts, liberal)
-	r.collect()
+	r.collect(next, made)
 	return r
 }
+
+// outputs are those that have been made in the course of a change.
+type outputs map[intent.Key]*output
+
+func (r *ruleset) encode(s *service) *output { return r.compile(s.frontends, s.check) }
 
 func check(next *plan.Snapshot, k intent.Key) *plan.HealthCheck {
 	if s := next.Services[k]; s != nil {
@@ -127,65 +130,87 @@ func check(next *plan.Snapshot, k intent.Key) *plan.HealthCheck {
 	return nil
 }
 
-func (r *ruleset) add(key plan.FrontendKey, f *plan.Frontend) {
+func (r *ruleset) add(f *plan.Frontend) {
 	s := r.services[f.ID.Service]
 	if s == nil {
-		s = &service{frontends: map[plan.FrontendKey]*plan.Frontend{}, out: &output{}}
+		s = &service{}
 		r.services[f.ID.Service] = s
 	}
-	s.frontends[key] = f
+	i, _ := slices.BinarySearchFunc(s.frontends, f, inOrder)
+	s.frontends = slices.Insert(s.frontends, i, f)
+}
+
+func (r *ruleset) drop(f *plan.Frontend) {
+	if s := r.services[f.ID.Service]; s != nil {
+		s.frontends = slices.DeleteFunc(s.frontends, func(o *plan.Frontend) bool { return o.FrontendKey == f.FrontendKey })
+	}
 }
 
 // update encodes what changed.
 func (r *ruleset) update(next *plan.Snapshot, delta *plan.Delta) {
-	dirty := map[intent.Key]bool{}
+	var changes []plan.FrontendChange
+	before := outputs{}
 	for _, ch := range delta.Frontends {
 		if ch.Family != r.family {
 			continue
 		}
-		if ch.Old != nil {
-			dirty[ch.Old.ID.Service] = true
-			if s := r.services[ch.Old.ID.Service]; s != nil {
-				delete(s.frontends, ch.FrontendKey)
+		changes = append(changes, ch)
+		for _, f := range []*plan.Frontend{ch.Old, ch.New} {
+			if f == nil || before[f.ID.Service] != nil {
+				continue
+			}
+			before[f.ID.Service] = &output{}
+			if s := r.services[f.ID.Service]; s != nil {
+				before[f.ID.Service] = r.encode(s)
 			}
 		}
+	}
+	for _, ch := range changes {
+		if ch.Old != nil {
+			r.drop(ch.Old)
+		}
 		if ch.New != nil {
-			dirty[ch.New.ID.Service] = true
-			r.add(ch.FrontendKey, ch.New)
+			r.add(ch.New)
 		}
 	}
 	// A spot that moves from one Service to another is removed before it is set.
-	fresh := map[intent.Key]*output{}
-	for key := range dirty {
-		s := r.services[key]
-		if s == nil {
-			continue
-		}
-		if len(s.frontends) > 0 {
-			fresh[key] = r.compile(sorted(s.frontends), check(next, key))
-		} else {
-			fresh[key] = &output{}
-			delete(r.services, key)
-		}
+	now := outputs{}
+	for key, old := range before {
+		now[key] = r.again(next, key)
 		for i, t := range r.trees {
-			for at := range s.out.spots[i] {
-				if _, stays := fresh[key].spots[i][at]; !stays {
-					t.remove(at)
+			for _, p := range old.spots[i] {
+				if now[key].at(i, p.spot) == nil {
+					t.remove(p.spot)
 				}
 			}
 		}
-		replace(&r.nat, s.out.nat, fresh[key].nat)
-		replace(&r.filter, s.out.filter, fresh[key].filter)
-		s.out = fresh[key]
+		replace(&r.nat, old.nat, now[key].nat)
+		replace(&r.filter, old.filter, now[key].filter)
 	}
-	for _, out := range fresh {
+	for key, out := range now {
 		for i, t := range r.trees {
-			for at, rules := range out.spots[i] {
-				t.set(at, rules)
+			for _, p := range out.spots[i] {
+				if !slices.Equal(before[key].at(i, p.spot), p.rules) {
+					t.set(p.spot)
+				}
 			}
 		}
 	}
-	r.collect()
+	r.collect(next, now)
+}
+
+// again encodes a Service as it is now.
+func (r *ruleset) again(next *plan.Snapshot, key intent.Key) *output {
+	s := r.services[key]
+	if s == nil {
+		return &output{}
+	}
+	if len(s.frontends) == 0 {
+		delete(r.services, key)
+		return &output{}
+	}
+	s.check = check(next, key)
+	return r.encode(s)
 }
 
 // replace records how a Service's own chains have changed.
@@ -202,23 +227,44 @@ func replace(s *section, before, now map[string][]string) {
 	}
 }
 
-// collect takes the trees' changes over.
-func (r *ruleset) collect() {
+// collect takes the trees' changes over. Beside the rules that have changed, a leaf has those of its neighbours, which are
+// made again.
+func (r *ruleset) collect(next *plan.Snapshot, made outputs) {
 	for i, t := range r.trees {
 		s := &r.filter
 		if i == vips || i == nodePorts {
 			s = &r.nat
 		}
-		t.changes(r.family, s.set, s.remove)
+		t.changes(r.family, func(at spot) []string { return r.rules(next, made, i, at) }, s.set, s.remove)
 	}
 }
 
-// print empties the list of changes into the text of one restore.
-func (r *ruleset) print() []byte {
-	var b bytes.Buffer
-	r.nat.print(&b, "nat")
-	r.filter.print(&b, "filter")
-	return b.Bytes()
+// rules are those of a spot in a tree.
+func (r *ruleset) rules(next *plan.Snapshot, made outputs, tree int, at spot) []string {
+	if tree == health {
+		return healthRules(at)
+	}
+	f := next.Frontends[plan.FrontendKey{Addr: at.addr, Family: r.family, Protocol: at.proto, Port: at.port}]
+	if f == nil {
+		return nil
+	}
+	out := made[f.ID.Service]
+	if out == nil {
+		out = r.encode(r.services[f.ID.Service])
+		made[f.ID.Service] = out
+	}
+	return out.at(tree, at)
+}
+
+// print empties the list of changes into the text of one restore, nil where there are none.
+func (r *ruleset) print() script {
+	if r.nat.empty() && r.filter.empty() {
+		return nil
+	}
+	return func(b *bufio.Writer) {
+		r.nat.print(b, "nat")
+		r.filter.print(b, "filter")
+	}
 }
 
 // base are the chains that are there whatever Services there are.

@@ -62,6 +62,14 @@ func BenchmarkScale(b *testing.B) {
 	}
 }
 
+// held is how much memory is in use after a collection.
+func held() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
 func scale(b *testing.B, v Variant, n int) {
 	alone(b)
 	s := plan.NewSnapshot(facts)
@@ -72,6 +80,7 @@ func scale(b *testing.B, v Variant, n int) {
 	for i := range n {
 		put(i, 2)
 	}
+	before := held()
 	back, err := New(Options{Variant: v}).Open(b.Context())
 	if err != nil {
 		b.Fatal(err)
@@ -85,6 +94,7 @@ func scale(b *testing.B, v Variant, n int) {
 		b.ReportMetric(float64(time.Since(start).Microseconds())/1000, unit)
 	}
 	apply("ms-full")
+	b.ReportMetric(float64(held()-before)/(1<<20), "MB-held")
 	put(n/2, 3)
 	apply("ms-change")
 	put(n, 2)

@@ -66,21 +66,44 @@ func (t tool) present() error {
 	return nil
 }
 
-func (t tool) run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+// script writes what a command reads.
+type script func(*bufio.Writer)
+
+func (t tool) run(ctx context.Context, stdin script, name string, args ...string) ([]byte, error) {
 	p, err := path(name)
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, p, args...)
 	var out, complaint bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &out, &complaint
-	if err := cmd.Run(); err != nil {
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	if err := feed(cmd, stdin); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
 		return nil, fmt.Errorf("%s: %w: %s", name, err, firstLine(complaint.String()))
 	}
 	return out.Bytes(), nil
+}
+
+// feed runs a command. What it reads goes there as it is written, so that there is never all of it.
+func feed(cmd *exec.Cmd, stdin script) error {
+	if stdin == nil {
+		return cmd.Run()
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	b := bufio.NewWriterSize(in, 64<<10)
+	stdin(b)
+	// A command that reads no further says why itself.
+	_ = b.Flush()
+	_ = in.Close()
+	return cmd.Wait()
 }
 
 // firstLine is the first that is no warning.
@@ -94,8 +117,8 @@ func firstLine(s string) string {
 }
 
 // restore changes the tables: each of them at once or not at all.
-func (t tool) restore(ctx context.Context, text []byte) error {
-	if len(text) == 0 {
+func (t tool) restore(ctx context.Context, text script) error {
+	if text == nil {
 		return nil
 	}
 	_, err := t.run(ctx, text, t.name("-restore"), "--noflush", "-w", lockWait)
@@ -105,15 +128,16 @@ func (t tool) restore(ctx context.Context, text []byte) error {
 // test says whether the kernel takes some rules, without leaving them there.
 func (t tool) test(ctx context.Context, table string, rules ...string) error {
 	const scratch = "PORTAL-PROBE"
-	var b strings.Builder
-	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, scratch)
-	for _, r := range rules {
-		fmt.Fprintf(&b, "-A %s %s\n", scratch, r)
-	}
-	b.WriteString("COMMIT\n")
-	err := t.restore(ctx, []byte(b.String()))
-	undo := fmt.Sprintf("*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, scratch, scratch)
-	return errors.Join(err, t.restore(ctx, []byte(undo)))
+	err := t.restore(ctx, func(b *bufio.Writer) {
+		fmt.Fprintf(b, "*%s\n:%s - [0:0]\n", table, scratch)
+		for _, r := range rules {
+			fmt.Fprintf(b, "-A %s %s\n", scratch, r)
+		}
+		b.WriteString("COMMIT\n")
+	})
+	return errors.Join(err, t.restore(ctx, func(b *bufio.Writer) {
+		fmt.Fprintf(b, "*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, scratch, scratch)
+	}))
 }
 
 // found is what a table holds that concerns us.

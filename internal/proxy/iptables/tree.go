@@ -3,12 +3,13 @@ package iptables
 import (
 	"cmp"
 	"fmt"
-	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strconv"
 
 	"portal/internal/intent"
+	"portal/internal/plan"
 )
 
 const (
@@ -28,6 +29,8 @@ type spot struct {
 	port  uint16
 }
 
+func spotOf(f *plan.Frontend) spot { return spot{f.Addr, f.Protocol, f.Port} }
+
 func (s spot) compare(o spot) int {
 	return cmp.Or(s.addr.Compare(o.addr), cmp.Compare(s.proto, o.proto), cmp.Compare(s.port, o.port))
 }
@@ -35,7 +38,8 @@ func (s spot) compare(o spot) int {
 // tree is a set of chains that leads a packet to the rules of its spot by few comparisons, however many spots there are.
 // A chain either lists its spots or sends packets on to up to eight others by some bits of the address (iptables takes
 // masks with holes, so any bits will do: those are chosen that spread the spots best) or by ranges of the port. Every
-// chain but the root is reached by goto, so that a packet that no spot fits goes on behind the jump into the tree.
+// chain but the root is reached by goto, so that a packet that no spot fits goes on behind the jump into the tree. The tree
+// knows where spots are, not their rules, which are asked for when a chain is to be written.
 type tree struct {
 	root    *node
 	touched map[*node]bool
@@ -46,13 +50,19 @@ type node struct {
 	name   string
 	depth  int
 	parent *node
-	// spots are the rules of a leaf; nil once it was split.
-	spots map[spot][]string
+	// spots are those of a leaf, in order.
+	spots []spot
+	split bool
 	test  test
 	kids  [fanout]*node
 	// count is how many spots are below, by protocol, for tests by port must name it.
-	count map[intent.Protocol]int
+	count [len(kinds)]int
 }
+
+var kinds = [...]intent.Protocol{intent.TCP, intent.UDP, intent.SCTP}
+
+// kind is the place of a protocol among the counts.
+func kind(p intent.Protocol) int { return slices.Index(kinds[:], p) }
 
 // test tells which of its children a spot belongs to.
 type test struct {
@@ -69,7 +79,7 @@ func newTree(name string) *tree {
 }
 
 func (t *tree) leaf(name string, parent *node) *node {
-	n := &node{name: name, parent: parent, spots: map[spot][]string{}, count: map[intent.Protocol]int{}}
+	n := &node{name: name, parent: parent}
 	if parent != nil {
 		n.depth = parent.depth + 1
 	}
@@ -79,37 +89,39 @@ func (t *tree) leaf(name string, parent *node) *node {
 }
 
 // fill puts many spots into an empty tree, with better splits than one after another would lead to.
-func (t *tree) fill(all map[spot][]string) {
-	t.root.spots = all
-	for s := range all {
-		t.root.count[s.proto]++
+func (t *tree) fill(all []spot) {
+	slices.SortFunc(all, spot.compare)
+	t.root.spots = slices.Compact(all)
+	for _, s := range t.root.spots {
+		t.root.count[kind(s.proto)]++
 	}
-	t.split(t.root)
+	t.divide(t.root)
 }
 
-func (t *tree) set(s spot, rules []string) {
+// set adds a spot, or says that its rules are new.
+func (t *tree) set(s spot) {
 	n := t.find(s)
-	if slices.Equal(n.spots[s], rules) {
-		return
-	}
 	t.touched[n] = true
-	_, known := n.spots[s]
-	n.spots[s] = rules
-	if !known {
+	if i, known := slices.BinarySearchFunc(n.spots, s, spot.compare); !known {
+		n.spots = slices.Insert(n.spots, i, s)
 		t.tally(n, s.proto, 1)
-		t.split(n)
+		t.divide(n)
 	}
 }
 
 func (t *tree) remove(s spot) {
 	n := t.root
-	for n != nil && n.spots == nil {
+	for n != nil && n.split {
 		n = n.kids[n.test.child(s)]
 	}
-	if n == nil || n.spots[s] == nil {
+	if n == nil {
 		return
 	}
-	delete(n.spots, s)
+	i, known := slices.BinarySearchFunc(n.spots, s, spot.compare)
+	if !known {
+		return
+	}
+	n.spots = slices.Delete(n.spots, i, i+1)
 	t.touched[n] = true
 	t.tally(n, s.proto, -1)
 	t.merge(n)
@@ -118,7 +130,7 @@ func (t *tree) remove(s spot) {
 // find returns the leaf in which a spot is or is to be.
 func (t *tree) find(s spot) *node {
 	n := t.root
-	for n.spots == nil {
+	for n.split {
 		i := n.test.child(s)
 		if n.kids[i] == nil {
 			n.kids[i] = t.leaf(n.name+suffix(n, i), n)
@@ -137,10 +149,10 @@ func suffix(n *node, i int) string {
 
 // tally counts a spot that came to or left a leaf. A chain above must be written anew where its rules depend on it.
 func (t *tree) tally(n *node, p intent.Protocol, by int) {
-	for ; n != nil; n = n.parent {
-		before := n.count[p]
-		n.count[p] += by
-		if (before == 0 || n.count[p] == 0) && n.parent != nil {
+	for k := kind(p); n != nil; n = n.parent {
+		before := n.count[k]
+		n.count[k] += by
+		if (before == 0 || n.count[k] == 0) && n.parent != nil {
 			t.touched[n.parent] = true
 		}
 	}
@@ -164,26 +176,27 @@ func (t *tree) merge(n *node) {
 		if up.size() > mergeSize {
 			return
 		}
-		spots := map[spot][]string{}
-		up.collect(spots)
+		spots := up.collect(nil)
 		for i, k := range up.kids {
 			if k != nil {
 				t.drop(k)
 				up.kids[i] = nil
 			}
 		}
-		up.spots = spots
+		slices.SortFunc(spots, spot.compare)
+		up.spots, up.split = spots, false
 		t.touched[up] = true
 	}
 }
 
-func (n *node) collect(into map[spot][]string) {
-	maps.Copy(into, n.spots)
+func (n *node) collect(into []spot) []spot {
+	into = append(into, n.spots...)
 	for _, k := range n.kids {
 		if k != nil {
-			k.collect(into)
+			into = k.collect(into)
 		}
 	}
+	return into
 }
 
 func (t *tree) drop(n *node) {
@@ -196,8 +209,8 @@ func (t *tree) drop(n *node) {
 	t.dropped[n.name] = true
 }
 
-// split divides a leaf that has grown too large.
-func (t *tree) split(n *node) {
+// divide splits a leaf that has grown too large.
+func (t *tree) divide(n *node) {
 	if len(n.spots) <= leafSize || n.depth == maxDepth {
 		return
 	}
@@ -206,19 +219,19 @@ func (t *tree) split(n *node) {
 		return
 	}
 	spots := n.spots
-	n.spots, n.test = nil, chosen
+	n.spots, n.split, n.test = nil, true, chosen
 	t.touched[n] = true
-	for s, rules := range spots {
+	for _, s := range spots {
 		i := chosen.child(s)
 		if n.kids[i] == nil {
 			n.kids[i] = t.leaf(n.name+suffix(n, i), n)
 		}
-		n.kids[i].spots[s] = rules
-		n.kids[i].count[s.proto]++
+		n.kids[i].spots = append(n.kids[i].spots, s)
+		n.kids[i].count[kind(s.proto)]++
 	}
 	for _, k := range n.kids {
 		if k != nil {
-			t.split(k)
+			t.divide(k)
 		}
 	}
 }
@@ -227,13 +240,15 @@ func (t *tree) split(n *node) {
 const sample = 256
 
 // choose finds the test that divides spots most evenly.
-func choose(spots map[spot][]string) (test, bool) {
-	members := make([]spot, 0, min(len(spots), sample))
-	for s := range spots {
-		if len(members) == sample {
-			break
+func choose(spots []spot) (test, bool) {
+	members := slices.Clone(spots)
+	if len(spots) > sample {
+		// At random, for neighbours have most bits in common; always the same, for a reader who compares.
+		random := rand.New(rand.NewPCG(1, uint64(len(spots))))
+		members = members[:sample]
+		for i := range members {
+			members[i] = spots[random.IntN(len(spots))]
 		}
-		members = append(members, s)
 	}
 	var best test
 	least := len(members) * len(members) // the sum of squares is smallest where the spread is even
@@ -300,8 +315,8 @@ func (n *node) matches(i int, f intent.Family) []string {
 		last = int(n.test.starts[i+1]) - 1
 	}
 	var out []string
-	for _, p := range []intent.Protocol{intent.TCP, intent.UDP, intent.SCTP} {
-		if n.kids[i].count[p] > 0 {
+	for k, p := range kinds {
+		if n.kids[i].count[k] > 0 {
 			out = append(out, fmt.Sprintf("-p %s --dport %d:%d", protocols[p], n.test.starts[i], last))
 		}
 	}
@@ -324,23 +339,23 @@ func bits(f intent.Family, v, shift int) netip.Addr {
 	return a
 }
 
-// changes hands out the chains that changed since the last call, and the names of those that are gone.
-func (t *tree) changes(f intent.Family, write func(chain string, rules []string), gone func(chain string)) {
+// changes hands out the chains that changed since the last call, and the names of those that are gone. rules are those of
+// a spot.
+func (t *tree) changes(f intent.Family, rules func(spot) []string, write func(chain string, rules []string), gone func(chain string)) {
 	for n := range t.touched {
-		write(n.name, n.rules(f))
+		write(n.name, n.rules(f, rules))
 	}
 	for name := range t.dropped {
 		gone(name)
 	}
-	clear(t.touched)
-	clear(t.dropped)
+	t.touched, t.dropped = map[*node]bool{}, map[string]bool{}
 }
 
-func (n *node) rules(f intent.Family) []string {
+func (n *node) rules(f intent.Family, of func(spot) []string) []string {
 	var out []string
-	if n.spots != nil {
-		for _, s := range slices.SortedFunc(maps.Keys(n.spots), spot.compare) {
-			out = append(out, n.spots[s]...)
+	if !n.split {
+		for _, s := range n.spots {
+			out = append(out, of(s)...)
 		}
 		return out
 	}

@@ -100,11 +100,10 @@ func newMemory(shun time.Duration) *memory {
 }
 
 // order lists a route's endpoints as they are to be tried: the client's own, then the others in turn, and last those that
-// did not answer lately.
-func (m *memory) order(f *frontend, o plan.Origin, from netip.Addr) []plan.Endpoint {
+// did not answer lately. out is what it is written into.
+func (m *memory) order(out []plan.Endpoint, f *frontend, o plan.Origin, from netip.Addr) []plan.Endpoint {
 	all := f.Routes[o].Pool.Endpoints
 	first := int(f.turns[o].Add(1)) % len(all)
-	out := make([]plan.Endpoint, 0, len(all))
 	out = append(append(out, all[first:]...), all[:first]...)
 	if f.Affinity == 0 && !m.anyBad.Load() {
 		return out

@@ -41,7 +41,7 @@ func TestEndpointsTakeTurns(t *testing.T) {
 	m, f := newMemory(time.Second), port(1, 3, 0)
 	count := map[netip.AddrPort]int{}
 	for range 30 {
-		order := m.order(f, plan.FromOutside, alice)
+		order := m.order(nil, f, plan.FromOutside, alice)
 		if len(order) != 3 {
 			t.Fatalf("%d endpoints to try, not 3", len(order))
 		}
@@ -60,7 +60,7 @@ func TestSilentEndpointsComeLast(t *testing.T) {
 	last := func() (all bool) {
 		all = true
 		for range 6 {
-			all = all && m.order(f, plan.FromOutside, alice)[2].Addr == endpoint(1)
+			all = all && m.order(nil, f, plan.FromOutside, alice)[2].Addr == endpoint(1)
 		}
 		return all
 	}
@@ -86,7 +86,7 @@ func TestAffinity(t *testing.T) {
 	first := func(f *frontend, who netip.Addr) []netip.AddrPort {
 		var out []netip.AddrPort
 		for range 6 {
-			if a := m.order(f, plan.FromOutside, who)[0].Addr; !slices.Contains(out, a) {
+			if a := m.order(nil, f, plan.FromOutside, who)[0].Addr; !slices.Contains(out, a) {
 				out = append(out, a)
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"unsafe"
 
@@ -14,30 +13,21 @@ import (
 )
 
 // originalTCP is where a connection was addressed to before the kernel led it here.
-func originalTCP(c *net.TCPConn, f intent.Family) (netip.AddrPort, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	var out netip.AddrPort
+func originalTCP(fd int, f intent.Family) (netip.AddrPort, error) {
 	const originalDst = 80
-	control := func(fd uintptr) {
-		if f == intent.IPv6 {
-			var sa unix.RawSockaddrInet6
-			err = getsockopt(fd, unix.SOL_IPV6, originalDst, unsafe.Pointer(&sa), unsafe.Sizeof(sa))
-			out = netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), swap(sa.Port))
-			return
-		}
-		var sa unix.RawSockaddrInet4
-		err = getsockopt(fd, unix.SOL_IP, originalDst, unsafe.Pointer(&sa), unsafe.Sizeof(sa))
-		out = netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), swap(sa.Port))
+	if f == intent.IPv6 {
+		var sa unix.RawSockaddrInet6
+		err := getsockopt(fd, unix.SOL_IPV6, originalDst, unsafe.Pointer(&sa), unsafe.Sizeof(sa))
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), swap(sa.Port)), err
 	}
-	return out, errors.Join(raw.Control(control), err)
+	var sa unix.RawSockaddrInet4
+	err := getsockopt(fd, unix.SOL_IP, originalDst, unsafe.Pointer(&sa), unsafe.Sizeof(sa))
+	return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), swap(sa.Port)), err
 }
 
-func getsockopt(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) error {
+func getsockopt(fd, level, name int, value unsafe.Pointer, size uintptr) error {
 	length := uint32(size)
-	if _, _, no := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, uintptr(level), uintptr(name), uintptr(value), uintptr(unsafe.Pointer(&length)), 0); no != 0 {
+	if _, _, no := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name), uintptr(value), uintptr(unsafe.Pointer(&length)), 0); no != 0 {
 		return no
 	}
 	return nil

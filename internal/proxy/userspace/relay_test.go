@@ -6,10 +6,16 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"os"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"portal/internal/plan"
 )
 
 // pair is a connection over loopback, by both its ends.
@@ -30,37 +36,103 @@ func pair(tb testing.TB) (a, b *net.TCPConn) {
 	return a, b
 }
 
-// joined is a client and a server with a relay between them; done is closed when it has ended.
-func joined(tb testing.TB, idle pipes) (client, server *net.TCPConn, done chan struct{}) {
-	client, in := pair(tb)
-	out, server := pair(tb)
-	done = make(chan struct{})
-	go func() {
-		idle.relay(in, out)
-		in.Close()
-		out.Close()
-		close(done)
-	}()
-	deadline := time.Now().Add(20 * time.Second)
-	client.SetDeadline(deadline)
-	server.SetDeadline(deadline)
-	return client, server, done
+// opened is a server that nothing is led to.
+func opened(tb testing.TB, source ...Source) *server {
+	tb.Helper()
+	if os.Geteuid() != 0 {
+		tb.Skip("marking sockets needs root")
+	}
+	o := Options{ConnectTimeout: 300 * time.Millisecond, Shun: time.Minute, UDPIdle: time.Minute}
+	if len(source) > 0 {
+		o.Source = source[0]
+	}
+	s, err := open(o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return s
 }
 
-func ends(t *testing.T, done chan struct{}) {
-	t.Helper()
-	select {
-	case <-done:
-	case <-time.After(10 * time.Second):
-		t.Fatal("the relay goes on")
+// before returns a frontend of endpoints.
+func before(endpoints ...net.Listener) *frontend {
+	pool := &plan.Pool{}
+	for _, l := range endpoints {
+		pool.Endpoints = append(pool.Endpoints, plan.Endpoint{Addr: l.Addr().(*net.TCPAddr).AddrPort()})
 	}
+	f := &plan.Frontend{}
+	f.Routes[plan.FromOutside].Pool = pool
+	return newFrontend(f)
+}
+
+// call has a server take a new client, as if the kernel had led it there.
+func call(tb testing.TB, s *server, to *frontend) *net.TCPConn {
+	tb.Helper()
+	client, in := pair(tb)
+	raw, err := in.SyscallConn()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c := caller{
+		fd: -1, front: to, origin: plan.FromOutside,
+		client: client.LocalAddr().(*net.TCPAddr).AddrPort(), to: netip.MustParseAddrPort("10.96.0.1:80"),
+	}
+	if e := raw.Control(func(fd uintptr) { c.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); e != nil || err != nil {
+		tb.Fatal(e, err)
+	}
+	in.Close()
+	s.loops[c.fd%len(s.loops)].post(c)
+	client.SetDeadline(time.Now().Add(20 * time.Second))
+	return client
+}
+
+// joined is a client and a server with a relay between them.
+func joined(tb testing.TB, s *server) (client, server *net.TCPConn) {
+	tb.Helper()
+	l := listener(tb)
+	client = call(tb, s, before(l))
+	server, err := l.AcceptTCP()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { server.Close() })
+	server.SetDeadline(time.Now().Add(20 * time.Second))
+	return client, server
+}
+
+func listener(tb testing.TB) *net.TCPListener {
+	tb.Helper()
+	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { l.Close() })
+	return l
+}
+
+// ends waits until nothing is relayed any more.
+func ends(t *testing.T, s *server) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		sum := int64(0)
+		for _, l := range s.loops {
+			sum += l.load.Load()
+		}
+		if sum == 0 {
+			return
+		}
+	}
+	t.Fatal("the relay goes on")
 }
 
 // TestHalfClose: a client that has said all still hears the answer.
 func TestHalfClose(t *testing.T) {
-	idle := newPipes()
-	defer idle.close()
-	client, server, done := joined(t, idle)
+	s := opened(t)
+	client, server := joined(t, s)
 	question := make([]byte, 3<<20)
 	rand.Read(question)
 	go func() {
@@ -76,14 +148,25 @@ func TestHalfClose(t *testing.T) {
 	if answer, err := io.ReadAll(client); err != nil || string(answer) != "the answer" {
 		t.Fatalf("%q, %v", answer, err)
 	}
-	ends(t, done)
+	ends(t, s)
+}
+
+// TestAnnounce: an endpoint hears of the client first, and then the client.
+func TestAnnounce(t *testing.T) {
+	s := opened(t, Announce)
+	client, server := joined(t, s)
+	client.Write([]byte("hello"))
+	client.CloseWrite()
+	want := append(header(client.LocalAddr().(*net.TCPAddr).AddrPort(), netip.MustParseAddrPort("10.96.0.1:80")), "hello"...)
+	if heard, err := io.ReadAll(server); err != nil || !bytes.Equal(heard, want) {
+		t.Errorf("heard %q instead of %q: %v", heard, want, err)
+	}
 }
 
 // TestReset: an end that is none is not passed on as one.
 func TestReset(t *testing.T) {
-	idle := newPipes()
-	defer idle.close()
-	client, server, done := joined(t, idle)
+	s := opened(t)
+	client, server := joined(t, s)
 	client.Write([]byte("hello"))
 	io.ReadFull(server, make([]byte, 5))
 	server.SetLinger(0)
@@ -91,14 +174,13 @@ func TestReset(t *testing.T) {
 	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the client saw %v", err)
 	}
-	ends(t, done)
+	ends(t, s)
 }
 
 // TestBackpressure: what the server does not take is not taken from the client.
 func TestBackpressure(t *testing.T) {
-	idle := newPipes()
-	defer idle.close()
-	client, server, done := joined(t, idle)
+	s := opened(t)
+	client, server := joined(t, s)
 	client.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
 	sent := 0
 	chunk := make([]byte, 64<<10)
@@ -117,30 +199,61 @@ func TestBackpressure(t *testing.T) {
 		t.Errorf("%d bytes arrived of %d: %v", n, sent, err)
 	}
 	server.Close()
-	ends(t, done)
+	ends(t, s)
 }
 
-// TestSilentConnectionsHoldNoPipe: data passes, and the pipe is back.
-func TestSilentConnectionsHoldNoPipe(t *testing.T) {
-	idle := newPipes()
-	defer idle.close()
-	for range 50 {
-		client, server, _ := joined(t, idle)
-		client.Write([]byte("hello"))
-		if _, err := io.ReadFull(server, make([]byte, 5)); err != nil {
-			t.Fatal(err)
+// TestManyAtOnce: each gets what is its own, small or large, whichever way, and nothing is left of them.
+func TestManyAtOnce(t *testing.T) {
+	s := opened(t)
+	l := listener(t)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				io.Copy(c, c)
+			}()
 		}
+	}()
+	front, before := before(l), descriptors(t)
+	var wg sync.WaitGroup
+	for i := range 200 {
+		client := call(t, s, front)
+		wg.Go(func() {
+			data := make([]byte, 1<<(i%22)+i)
+			rand.Read(data)
+			go func() {
+				client.Write(data)
+				client.CloseWrite()
+			}()
+			if back, err := io.ReadAll(client); err != nil || !bytes.Equal(back, data) {
+				t.Errorf("%d bytes of %d came back: %v", len(back), len(data), err)
+			}
+			client.Close()
+		})
 	}
-	time.Sleep(20 * time.Millisecond)
-	if n := len(idle); n == 0 || n > 10 {
-		t.Errorf("50 connections, one after another, needed %d pipes", n)
+	wg.Wait()
+	ends(t, s)
+	// Spare pipes stay, of both loops.
+	if now := descriptors(t); now > before+len(s.loops)*spare*2+20 {
+		t.Errorf("%d descriptors were in use, and now %d", before, now)
 	}
+}
+
+func descriptors(t *testing.T) int {
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
 }
 
 // BenchmarkRelay moves data through a relay, and for comparison over one connection.
 func BenchmarkRelay(b *testing.B) {
-	idle := newPipes()
-	defer idle.close()
+	s := opened(b)
 	move := func(b *testing.B, from, to *net.TCPConn) {
 		from.SetDeadline(time.Time{})
 		to.SetDeadline(time.Time{})
@@ -161,5 +274,5 @@ func BenchmarkRelay(b *testing.B) {
 		}
 	}
 	b.Run("direct", func(b *testing.B) { from, to := pair(b); move(b, from, to) })
-	b.Run("relayed", func(b *testing.B) { client, server, _ := joined(b, idle); move(b, client, server) })
+	b.Run("relayed", func(b *testing.B) { client, server := joined(b, s); move(b, client, server) })
 }

@@ -4,13 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,13 +18,13 @@ import (
 	"portal/internal/plan"
 )
 
-// server is the mode at work: a socket for each family, protocol and origin, whatever Services there are.
+// server is the mode at work: a socket for each family, protocol and origin, whatever Services there are, and a loop that
+// carries connections for each processor.
 type server struct {
 	Options
 	directory
 	memory *memory
 	dial   *dialer
-	pipes  pipes
 
 	flows *flows
 	home  home
@@ -34,9 +33,8 @@ type server struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	mu    sync.Mutex
-	open  map[*net.TCPConn]struct{}
-	doors []interface{ Close() error }
+	doors []door
+	loops []*loop
 	udp   []*datagrams
 	ports map[intent.Family]*listening
 
@@ -49,7 +47,7 @@ type server struct {
 func open(o Options) (*server, error) {
 	s := &server{
 		Options: o, directory: directory{known: map[plan.FrontendKey]*frontend{}}, memory: newMemory(o.Shun),
-		pipes: newPipes(), open: map[*net.TCPConn]struct{}{}, ports: map[intent.Family]*listening{}, unsure: true,
+		ports: map[intent.Family]*listening{}, unsure: true,
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	var err error
@@ -59,12 +57,22 @@ func open(o Options) (*server, error) {
 	if s.flows, err = newFlows(); err != nil {
 		return nil, err
 	}
-	s.dial = newDialer(o, s.home)
+	s.dial = &dialer{o.Source, s.home}
 	s.work.Go(s.runFlows)
 	for _, f := range families {
 		if err := s.listen(f); err != nil && !(f == intent.IPv6 && missing(err)) {
 			return nil, errors.Join(err, s.Close())
 		}
+	}
+	for range runtime.GOMAXPROCS(0) {
+		l, err := newLoop(s)
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		s.loops = append(s.loops, l)
+	}
+	for _, l := range s.loops {
+		s.work.Go(l.run)
 	}
 	s.work.Go(s.sweep)
 	return s, nil
@@ -77,109 +85,23 @@ func missing(err error) bool {
 
 func (s *server) listen(f intent.Family) error {
 	at := &listening{}
-	// A client that is gone without a word is noticed; what is set here, accepted connections inherit.
-	lc := net.ListenConfig{KeepAlive: -1, Control: func(_, _ string, c syscall.RawConn) (err error) {
-		return errors.Join(c.Control(func(fd uintptr) {
-			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1),
-				unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 120))
-		}), err)
-	}}
 	for o := range plan.Origins {
-		l, err := lc.Listen(s.ctx, fmt.Sprint("tcp", f), ":0")
+		fd, port, err := listen(f)
 		if err != nil {
 			return err
 		}
-		s.doors = append(s.doors, l)
-		at.tcp[o] = l.Addr().(*net.TCPAddr).AddrPort().Port()
-		s.work.Go(func() { s.accept(l.(*net.TCPListener), f, o) })
+		s.doors = append(s.doors, door{fd, f, o})
+		at.tcp[o] = port
 		d, err := s.datagrams(f, o)
 		if err != nil {
 			return err
 		}
-		s.doors = append(s.doors, d)
 		s.udp = append(s.udp, d)
 		at.udp[o] = d.local.Port()
 		s.work.Go(d.receive)
 	}
 	s.ports[f] = at
 	return nil
-}
-
-func (s *server) accept(l *net.TCPListener, f intent.Family, o plan.Origin) {
-	for {
-		c, err := l.AcceptTCP()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil {
-			// Out of descriptors, most likely: give connections time to end.
-			time.Sleep(10 * time.Millisecond)
-			continue
-		}
-		s.work.Go(func() { s.serve(c, f, o) })
-	}
-}
-
-// serve carries one connection.
-func (s *server) serve(c *net.TCPConn, f intent.Family, o plan.Origin) {
-	defer c.Close()
-	if !s.enter(c) {
-		return
-	}
-	defer s.leave(c)
-	up := s.upstream(c, f, o)
-	if up == nil {
-		c.SetLinger(0) // a reset tells the client that nobody was there
-		return
-	}
-	defer up.Close()
-	if !s.enter(up) {
-		return
-	}
-	defer s.leave(up)
-	s.pipes.relay(c, up)
-}
-
-// upstream connects to the first endpoint that answers.
-func (s *server) upstream(c *net.TCPConn, f intent.Family, o plan.Origin) *net.TCPConn {
-	to, err := originalTCP(c, f)
-	if err != nil {
-		return nil
-	}
-	front := s.find(plan.FrontendKey{Addr: to.Addr(), Family: f, Protocol: intent.TCP, Port: to.Port()})
-	if front == nil || front.Routes[o].Verdict != plan.Forward {
-		return nil
-	}
-	client := c.RemoteAddr().(*net.TCPAddr).AddrPort()
-	for _, e := range s.memory.order(front, o, client.Addr()) {
-		up, err := s.dial.tcp(s.ctx, &front.Routes[o], e, client, to)
-		if err == nil {
-			s.memory.answered(front, client.Addr(), e.Addr)
-			return up
-		}
-		if s.ctx.Err() != nil {
-			return nil
-		}
-		s.memory.failed(e.Addr)
-	}
-	return nil
-}
-
-// enter counts a connection among those that Close ends; false: it is too late.
-func (s *server) enter(c *net.TCPConn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return false
-	}
-	s.open[c] = struct{}{}
-	return true
-}
-
-func (s *server) leave(c *net.TCPConn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.open, c)
 }
 
 // sweep lets go of what is over, now and then.
@@ -205,17 +127,20 @@ func (s *server) Close() error {
 	if !s.unsure {
 		errs = append(errs, s.handOver())
 	}
-	s.mu.Lock()
 	s.cancel()
-	for _, d := range s.doors {
+	for _, d := range s.udp {
 		errs = append(errs, d.Close())
 	}
-	for c := range s.open {
-		c.Close()
+	for _, l := range s.loops {
+		l.call()
 	}
-	s.mu.Unlock()
 	s.work.Wait()
-	s.pipes.close()
+	for _, l := range s.loops {
+		l.close()
+	}
+	for _, d := range s.doors {
+		errs = append(errs, unix.Close(d.fd))
+	}
 	s.home.close()
 	return errors.Join(errs...)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"syscall"
@@ -21,81 +22,47 @@ const (
 	returnTable = 20377
 )
 
-// dialer makes connections to endpoints.
+// dialer reaches endpoints.
 type dialer struct {
 	source Source
 	home   home
-	plain  net.Dialer
-	posing net.Dialer
 }
 
-func newDialer(o Options, h home) *dialer {
-	d := &dialer{source: o.Source, home: h}
-	// Keep-alives are on the clients' side; a peer that is gone shows there or in what it is sent.
-	d.plain = net.Dialer{Timeout: o.ConnectTimeout, KeepAlive: -1, Control: control(false)}
-	d.posing = net.Dialer{Timeout: o.ConnectTimeout, KeepAlive: -1, Control: control(true)}
-	return d
+// poses says whether an endpoint is to see the client's address. Its answers must come back this way: those to a Pod on
+// the same bridge would not, and those of an endpoint on another node neither.
+func (d *dialer) poses(r *plan.Route, o plan.Origin, e plan.Endpoint) bool {
+	return d.source == Preserve && o == plan.FromOutside && !r.Masquerade && e.Local
 }
 
-// control prepares a socket before it is bound.
-func control(pose bool) func(string, string, syscall.RawConn) error {
-	return func(network, _ string, c syscall.RawConn) (err error) {
-		return errors.Join(c.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, ownMark)
-			if err != nil || !pose {
-				return
-			}
-			level, name := unix.SOL_IP, unix.IP_TRANSPARENT
-			if network == "tcp6" || network == "udp6" {
-				level, name = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
-			}
-			err = errors.Join(unix.SetsockoptInt(int(fd), level, name, 1),
-				unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1))
-		}), err)
+// tcp begins a connection, in the network namespace of the thread.
+func (d *dialer) tcp(f *frontend, o plan.Origin, e plan.Endpoint, client netip.AddrPort) (int, error) {
+	var from netip.Addr
+	if d.poses(&f.Routes[o], o, e) {
+		from = client.Addr()
 	}
+	return connect(e.Addr, from)
 }
 
-// poses says whether an endpoint is to see the client's address. One that calls itself must not see its own.
-func (d *dialer) poses(r *plan.Route, e plan.Endpoint, client netip.Addr) bool {
-	return d.source == Preserve && !r.Masquerade && e.Local && e.Addr.Addr() != client && !client.IsLoopback()
-}
-
-func (d *dialer) tcp(ctx context.Context, r *plan.Route, e plan.Endpoint, client, frontend netip.AddrPort) (*net.TCPConn, error) {
-	use, from := &d.plain, netip.AddrPort{}
-	if d.poses(r, e, client.Addr()) {
-		use, from = &d.posing, netip.AddrPortFrom(client.Addr(), 0)
+func (d *dialer) udp(ctx context.Context, f *frontend, o plan.Origin, e plan.Endpoint, client netip.AddrPort) (*net.UDPConn, error) {
+	pose := d.poses(&f.Routes[o], o, e)
+	var from netip.AddrPort
+	if pose {
+		from = netip.AddrPortFrom(client.Addr(), 0)
 	}
-	var c *net.TCPConn
-	err := d.home.do(func() (err error) {
-		c, err = use.DialTCP(ctx, "tcp"+version(e.Addr), from, e.Addr)
-		return err
-	})
-	if err == nil && d.source == Announce {
-		if _, err = c.Write(header(client, frontend)); err != nil {
-			c.Close()
+	family := intent.FamilyOf(e.Addr.Addr())
+	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if e := c.Control(func(fd uintptr) { err = prepare(int(fd), family, pose) }); e != nil {
+			return e
 		}
-	}
-	return c, err
-}
-
-func (d *dialer) udp(ctx context.Context, r *plan.Route, e plan.Endpoint, client netip.AddrPort) (*net.UDPConn, error) {
-	use, from := &d.plain, netip.AddrPort{}
-	if d.poses(r, e, client.Addr()) {
-		use, from = &d.posing, netip.AddrPortFrom(client.Addr(), 0)
-	}
+		return err
+	}}
 	var c *net.UDPConn
 	err := d.home.do(func() (err error) {
-		c, err = use.DialUDP(ctx, "udp"+version(e.Addr), from, e.Addr)
+		c, err = dialer.DialUDP(ctx, fmt.Sprint("udp", family), from, e.Addr)
 		return err
 	})
 	return c, err
-}
-
-func version(a netip.AddrPort) string {
-	if a.Addr().Is4() {
-		return "4"
-	}
-	return "6"
 }
 
 // header is a PROXY protocol header, version 2.

@@ -58,8 +58,12 @@ func (s *server) datagrams(f intent.Family, o plan.Origin) (*datagrams, error) {
 		network, level, name = "udp6", unix.SOL_IPV6, unix.IPV6_RECVPKTINFO
 	}
 	// Which of the node's addresses a datagram came to is part of what conntrack knows it by.
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, name, 1) }), err)
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, name, 1) }); e != nil {
+			return e
+		}
+		return err
 	}}
 	c, err := lc.ListenPacket(s.ctx, network, ":0")
 	if err != nil {
@@ -161,8 +165,8 @@ func (d *datagrams) begin(k flow, to netip.AddrPort) *session {
 	if front == nil || front.Routes[d.origin].Verdict != plan.Forward {
 		return nil
 	}
-	for _, e := range d.memory.order(front, d.origin, k.client.Addr()) {
-		up, err := d.dial.udp(d.ctx, &front.Routes[d.origin], e, k.client)
+	for _, e := range d.memory.order(nil, front, d.origin, k.client.Addr()) {
+		up, err := d.dial.udp(d.ctx, front, d.origin, e, k.client)
 		if err != nil {
 			d.memory.failed(e.Addr)
 			continue
@@ -255,8 +259,10 @@ func (d *datagrams) forget() {
 }
 
 // cut ends the sessions whose endpoint is gone, so that the client's next datagram finds another. Connections are left
-// to end by themselves, and so are sessions with an endpoint that is on its way out but still serves.
+// to end by themselves, and so are sessions with an endpoint that is on its way out but still serves. That one's end
+// changes no frontend, so that it is looked for among all sessions.
 func (s *server) cut(next *plan.Snapshot, full bool, delta *plan.Delta) {
+	full = full || delta.Serving
 	changed := map[plan.FrontendKey]bool{}
 	for _, ch := range delta.Frontends {
 		if ch.Protocol == intent.UDP {

@@ -24,8 +24,8 @@ type Source uint8
 const (
 	// Hide: endpoints see this node's address.
 	Hide Source = iota
-	// Preserve: endpoints on this node see the client's address wherever the plan does not want it rewritten. Others see
-	// the node's: their answers would not come back this way.
+	// Preserve: endpoints on this node see the address of a client outside, unless the plan wants it rewritten. Everybody
+	// else sees the node's: the answers would not come back this way.
 	Preserve
 	// Announce: every TCP connection begins with a PROXY protocol header (version 2), which endpoints must expect.
 	Announce
@@ -118,7 +118,7 @@ func (m *mode) Limits() []string {
 	}
 	switch m.Source {
 	case Preserve:
-		return append(limits, "endpoints on other nodes see this node's address instead of the client's")
+		return append(limits, "endpoints see the address of clients outside, if they are on this node and the plan allows it; else this node's")
 	case Announce:
 		return append(limits, "endpoints see this node's address, and learn the client's from the PROXY protocol (TCP only)")
 	}

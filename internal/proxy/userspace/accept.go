@@ -1,0 +1,213 @@
+package userspace
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
+	"portal/internal/plan"
+)
+
+// accept takes clients in.
+func (l *loop) accept(d door) {
+	for range greed {
+		fd, peer, err := unix.Accept4(d.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		switch {
+		case err == nil:
+		case err == unix.EMFILE, err == unix.ENFILE, err == unix.ENOBUFS, err == unix.ENOMEM:
+			l.pause()
+			return
+		case err == unix.ECONNABORTED, err == unix.EINTR:
+			continue
+		default:
+			return // EAGAIN: another loop was faster
+		}
+		a := caller{fd: fd, origin: d.origin, client: addrPort(peer)}
+		if !l.look(&a, d.family) {
+			abort(fd) // a reset tells the client that nobody is there
+			unix.Close(fd)
+			continue
+		}
+		l.assign(a)
+	}
+}
+
+// look finds out where a connection was addressed to, and who answers there.
+func (l *loop) look(a *caller, f intent.Family) bool {
+	to, err := originalTCP(a.fd, f)
+	if err != nil {
+		return false
+	}
+	a.to = to
+	a.front = l.find(plan.FrontendKey{Addr: to.Addr(), Family: f, Protocol: intent.TCP, Port: to.Port()})
+	return a.front != nil && a.front.Routes[a.origin].Verdict == plan.Forward
+}
+
+// assign gives a connection to this loop, unless another one has clearly less to do.
+func (l *loop) assign(a caller) {
+	least := l
+	for _, o := range l.loops {
+		if o.load.Load() < least.load.Load() {
+			least = o
+		}
+	}
+	if l.load.Load()-least.load.Load() < 2 {
+		l.load.Add(1)
+		l.begin(a)
+		return
+	}
+	least.post(a)
+}
+
+// post puts a connection into a loop's inbox.
+func (l *loop) post(a caller) {
+	l.load.Add(1)
+	l.mu.Lock()
+	l.inbox = append(l.inbox, a)
+	l.mu.Unlock()
+	l.call()
+}
+
+// rest is how long doors stay shut when descriptors have run out: connections need time to end.
+const rest = 10 * time.Millisecond
+
+func (l *loop) pause() {
+	l.closeDoors()
+	l.shut = true
+}
+
+// begin makes a link of a connection, and tries to reach an endpoint.
+func (l *loop) begin(a caller) {
+	k := &link{}
+	if n := len(l.used); n > 0 {
+		k, l.used = l.used[n-1], l.used[:n-1]
+	}
+	k.caller, k.open, k.over, k.queued = a, false, false, false
+	k.left = l.memory.order(k.left[:0], a.front, a.origin, a.client.Addr())
+	k.near, k.far = side{link: k, fd: a.fd}, side{link: k, fd: -1}
+	if l.watch(&k.near) != nil {
+		l.finish(k, true)
+		return
+	}
+	l.next(k)
+}
+
+// watch has the poller tell of every change of a socket.
+func (l *loop) watch(s *side) error {
+	for len(l.sides) <= s.fd {
+		l.sides = append(l.sides, nil)
+	}
+	l.sides[s.fd] = s
+	return l.add(s.fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET)
+}
+
+// next tries the endpoints that are left, until one can be waited for.
+func (l *loop) next(k *link) {
+	for len(k.left) > 0 {
+		e := k.left[0]
+		fd, err := l.dial.tcp(k.front, k.origin, e, k.client)
+		if err == nil {
+			k.far = side{link: k, fd: fd}
+			k.attempt++
+			if err = l.watch(&k.far); err == nil {
+				l.waiting = append(l.waiting, attempt{k, k.attempt, time.Now().Add(l.ConnectTimeout)})
+				return
+			}
+			l.discard(&k.far)
+		}
+		l.memory.failed(e.Addr)
+		k.left = k.left[1:]
+	}
+	l.finish(k, true)
+}
+
+// failed passes an endpoint over that did not answer.
+func (l *loop) failed(k *link) {
+	l.discard(&k.far)
+	l.memory.failed(k.left[0].Addr)
+	k.left = k.left[1:]
+	l.next(k)
+}
+
+// established opens a link whose endpoint has answered.
+func (l *loop) established(k *link) {
+	l.memory.answered(k.front, k.client.Addr(), k.left[0].Addr)
+	k.open = true
+	if l.Source == Announce {
+		// A new socket has room for it.
+		if _, err := unix.Write(k.far.fd, header(k.client, k.to)); err != nil {
+			l.finish(k, true)
+			return
+		}
+	}
+	l.pump(k)
+}
+
+// expire gives up on endpoints that take too long, and opens the doors again.
+func (l *loop) expire() {
+	if l.shut {
+		l.shut = l.openDoors() != nil
+	}
+	if len(l.waiting) == 0 {
+		return
+	}
+	var now time.Time
+	i := 0
+	for ; i < len(l.waiting); i++ {
+		w := l.waiting[i]
+		if w.link.over || w.link.open || w.link.attempt != w.number {
+			continue
+		}
+		if now.IsZero() {
+			now = time.Now()
+		}
+		if now.Before(w.until) {
+			break
+		}
+		l.failed(w.link)
+	}
+	if i > 0 {
+		l.waiting = append(l.waiting[:0], l.waiting[i:]...)
+	}
+}
+
+// finish ends a link, with a reset where it was no proper end.
+func (l *loop) finish(k *link, reset bool) {
+	k.over = true
+	for _, s := range []*side{&k.near, &k.far} {
+		if s.fd >= 0 {
+			if reset {
+				abort(s.fd)
+			}
+			l.discard(s)
+		}
+		s.drop()
+	}
+	l.load.Add(-1)
+	l.over = append(l.over, k)
+}
+
+// discard closes a socket at the end of the round.
+func (l *loop) discard(s *side) {
+	if s.fd < len(l.sides) {
+		l.sides[s.fd] = nil
+	}
+	l.closing = append(l.closing, s.fd)
+	s.fd = -1
+}
+
+// bury ends the round.
+func (l *loop) bury() {
+	for _, fd := range l.closing {
+		unix.Close(fd)
+	}
+	l.closing = l.closing[:0]
+	for _, k := range l.over {
+		k.caller, k.near, k.far = caller{}, side{}, side{}
+		if len(l.used) < 8*spare {
+			l.used = append(l.used, k)
+		}
+	}
+	l.over = l.over[:0]
+}
