@@ -13,13 +13,15 @@ type Delta struct {
 	Facts bool
 	// Frontends are those that came, changed (both set) or went, in the order of their keys.
 	Frontends []FrontendChange
+	// Serving: which endpoints of UDP or SCTP ports still serve has changed, perhaps of such as no frontend leads to any more.
+	Serving bool
 	// ClusterIPs that came or went, in order.
 	AddedIPs, RemovedIPs []netip.Addr
 }
 
 // Empty says that there is nothing to do.
 func (d *Delta) Empty() bool {
-	return !d.Full && !d.Facts && len(d.Frontends)+len(d.AddedIPs)+len(d.RemovedIPs) == 0
+	return !d.Full && !d.Facts && !d.Serving && len(d.Frontends)+len(d.AddedIPs)+len(d.RemovedIPs) == 0
 }
 
 // FrontendChange is one changed frontend. Old is what was acknowledged, New what is wanted; nil: not there.
@@ -30,7 +32,7 @@ type FrontendChange struct {
 
 // Delta is how the snapshot differs from what was acknowledged. It costs as much as there is changed.
 func (s *Snapshot) Delta() *Delta {
-	d := &Delta{Full: s.full, Facts: s.facts}
+	d := &Delta{Full: s.full, Facts: s.facts, Serving: s.serving}
 	if s.full {
 		return d
 	}
@@ -63,7 +65,7 @@ func (s *Snapshot) Acknowledge(refused ...FrontendKey) {
 			left[k] = old
 		}
 	}
-	s.changed, s.facts, s.full = left, false, false
+	s.changed, s.facts, s.serving, s.full = left, false, false, false
 	clear(s.changedIPs)
 }
 

@@ -27,6 +27,7 @@ type Snapshot struct {
 	changed    map[FrontendKey]*Frontend
 	changedIPs map[netip.Addr]bool
 	facts      bool
+	serving    bool
 	full       bool
 }
 
@@ -55,6 +56,7 @@ func (s *Snapshot) Set(key intent.Key, next *Service) {
 		return
 	}
 	if old != nil {
+		s.serving = s.serving || !slices.EqualFunc(old.Serving, next.Serving, Serving.equal)
 		keep(old, next)
 		for _, f := range old.Frontends {
 			if _, still := next.frontend(f.FrontendKey); !still {
@@ -74,6 +76,10 @@ func (s *Snapshot) Set(key intent.Key, next *Service) {
 			s.countIP(a, -1)
 		}
 	}
+}
+
+func (s Serving) equal(o Serving) bool {
+	return s.ID == o.ID && slices.Equal(s.Endpoints, o.Endpoints)
 }
 
 // Delete removes a Service.
