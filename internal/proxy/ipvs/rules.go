@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"net/netip"
 	"time"
 
@@ -103,7 +104,7 @@ func (r *ruler) classify() []rule {
 // leading marks packets whose address is not on our device, so that routing takes them for this node's: all of a flow, as
 // its connection remembers, whatever became of the frontend since. A flow's first packet is refused here already.
 func (r *ruler) leading() []rule {
-	led := r.bit << 1
+	led := bits.RotateLeft32(r.bit, 1) // the bit beside, whichever was chosen
 	return []rule{
 		{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg0}, equals(reg0, []byte{1}), &expr.Verdict{Kind: expr.VerdictReturn}},
 		append(r.frontend(false),
