@@ -98,7 +98,8 @@ func (b *balancer) Apply(_ context.Context, next *plan.Snapshot, delta *plan.Del
 		b.lost = true
 		return err
 	}
-	b.lost = len(w.refused) > 0
+	// What was refused is in the next delta again; all else is known.
+	b.lost = false
 	if len(w.refused) > 0 {
 		return &backend.Refused{Frontends: w.refused}
 	}

@@ -428,6 +428,14 @@ func TestRefused(t *testing.T) {
 	if _, to, _ := r.fake.route(plan.FrontendKey{Addr: addr("10.96.0.1"), Family: intent.IPv4, Protocol: intent.TCP, Port: 80}, plan.FromPod); len(to) != 1 {
 		t.Fatalf("the good Service leads to %v", to)
 	}
+	r.set(service("bad", "10.96.0.2", nil, "10.244.1.9", "10.244.1.2"))
+	r.fake.ops = 0
+	if err := r.apply(); !errors.As(err, &some) {
+		t.Fatalf("got %v", err)
+	}
+	if d := r.fake.table[key{family: intent.IPv4, addr: addr("10.96.0.2"), protocol: intent.TCP, port: 80}].dests; len(d) != 1 || r.fake.ops > 3 {
+		t.Fatalf("after %d operations its other endpoint is not there: %v", r.fake.ops, d)
+	}
 	r.fake.refuse = netip.Addr{}
 	applied(t, r)
 }

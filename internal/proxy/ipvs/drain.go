@@ -13,12 +13,14 @@ import (
 	"portal/internal/plan"
 )
 
-// raise makes a server, and what is wanted of its endpoints. An endpoint that was leaving is welcome again.
+// raise makes a server, and what is wanted of its endpoints. An endpoint that was leaving is welcome again; one that the
+// kernel does not take keeps no other away.
 func (b *balancer) raise(at key, t *target) error {
 	have, err := b.raiseServer(at, b.server())
 	if err != nil {
 		return err
 	}
+	var errs []error
 	for _, e := range t.pool.Endpoints {
 		d := have.dests[e.Addr]
 		var err error
@@ -31,11 +33,12 @@ func (b *balancer) raise(at key, t *target) error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("add the endpoint %v: %w", e.Addr, err)
+			errs = append(errs, fmt.Errorf("add the endpoint %v: %w", e.Addr, err))
+			continue
 		}
 		have.dests[e.Addr] = &dest{weight: 1}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // raiseServer makes a server, or finds it, and makes it as wanted but for its endpoints.

@@ -77,6 +77,7 @@ func openKernel() (*kernel, error) {
 	h, err := driver.New("")
 	if err != nil {
 		k.device.close()
+		k.rules.close()
 		return nil, fmt.Errorf("open a connection to IPVS: %w", err)
 	}
 	k.director = &ipvs{h}
