@@ -35,12 +35,13 @@ build: ## build the binary
 .PHONY: test
 test: build $(PEERS)/etcd ## run every test (as root the whole; otherwise what needs no root)
 	@hack/need python3 ip kubectl dig unbound musl-gcc nft iptables conntrack curl
+	@[ "$$(id -u)" -ne 0 ] || $(MAKE) --no-print-directory vm
 	go vet ./...
 	go test -timeout 30m ./...
 
 .PHONY: race
 race: build $(PEERS)/etcd ## run the tests of every package with the race detector
-	CGO_ENABLED=1 go test -race $$(go list ./... | grep -v '^portal/test$$')
+	CGO_ENABLED=1 go test -race $$(go list ./... | grep -v -e '^portal/test$$' -e '^portal/test/vm$$')
 
 .PHONY: test-peers
 test-peers: build peers ## run the real kube-proxy, kube-controller-manager and CoreDNS against Portal
@@ -54,9 +55,9 @@ vm: ## fetch what the virtual machine for IPVS and SCTP is made of
 	@hack/vm-kernel .cache/vm
 
 .PHONY: test-vm
-test-vm: build vm ## what needs IPVS or SCTP, in a virtual machine: the modes' suites and the recorded conformance (half an hour)
-	@hack/need python3 ip nft
-	GOFLAGS=-tags=fieldsv1string,vm go test -count=1 -v -timeout 70m ./test/vm
+test-vm: build vm ## what needs IPVS or SCTP, in a virtual machine: the modes' suites at length, the recorded conformance (half an hour)
+	@hack/need python3 ip nft iptables
+	GOFLAGS=-tags=fieldsv1string,vm go test -count=1 -v -timeout 70m ./test/vm -vm.long
 
 CRASH_ROUNDS ?= 200
 .PHONY: crash
@@ -102,6 +103,11 @@ bench-dns: build peers ## Portal's DNS beside CoreDNS
 bench-proxy: build peers ## Portal's proxy beside kube-proxy, and its userspace mode beside HAProxy
 	@hack/need nft iptables conntrack haproxy ip
 	go run ./bench/proxy
+
+.PHONY: bench-proxy-ipvs
+bench-proxy-ipvs: build peers vm ## Portal's IPVS mode beside kube-proxy's, at 1,000 Services, in the virtual machine
+	@hack/need nft iptables ipset conntrack ip
+	go test -v -run '^$$' -bench '^BenchmarkProxy$$' -benchtime 1x -timeout 60m ./test/vm
 
 .PHONY: bench-proxy-large
 bench-proxy-large: build peers ## the same with 30,000 Services, and with 5,000 of 50 endpoints (an hour and more)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 )
@@ -197,6 +198,32 @@ func (n *network) reset() error {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %s", strings.Join(args, " "), out)
 		}
+	}
+	return resetIPVS()
+}
+
+// resetIPVS is for machines that have it.
+func resetIPVS() error {
+	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
+		return nil
+	}
+	h, err := ipvs.New("")
+	if err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	defer h.Close()
+	if err := h.Flush(); err != nil {
+		return fmt.Errorf("ipvs: %w", err)
+	}
+	for _, name := range []string{"kube-ipvs0", "portal-ipvs0"} {
+		if l, err := netlink.LinkByName(name); err == nil {
+			if err := netlink.LinkDel(l); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	if out, err := exec.Command("ipset", "destroy").CombinedOutput(); err != nil {
+		return fmt.Errorf("ipset destroy: %s", out)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func startProxy(o options, c *cluster, who, mode, dir string) (*harness.Process,
 	data, err := json.Marshal(map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": mode,
 		"clientConnection": map[string]any{"kubeconfig": c.api.Kubeconfig, "qps": 1000, "burst": 2000},
-		"clusterCIDR":      podRange, "hostnameOverride": nodeName, "iptables": sync, "nftables": sync,
+		"clusterCIDR":      podRange, "hostnameOverride": nodeName, "iptables": sync, "nftables": sync, "ipvs": sync,
 		"metricsBindAddress": metricsAddr, "healthzBindAddress": "127.0.0.1:10256",
 		"conntrack": map[string]any{"maxPerCore": 0, "min": 0},
 	})

@@ -37,7 +37,7 @@ PYTHONDONTWRITEBYTECODE=1 python3 $lab/lab.py --check $lab/golden.json --mode an
 status=$?
 [ $status = 0 ] || tail -n 20 api/log work/proxy-*.log
 exit $status
-`, harness.Portal(), folder, *only)})
+`, vm.Host+harness.Portal(), vm.Host+folder, *only)})
 	if r.Exit != 0 || !strings.Contains(r.Output, " 0 failed\n") {
 		t.Fatalf("exit %d after %v:\n%s", r.Exit, r.Took, r.Output)
 	}

@@ -40,16 +40,26 @@ type Result struct {
 	Took   time.Duration
 }
 
-// Run boots the machine, runs the command and returns when the machine is off. What keeps it from running at all fails
-// the test, or skips it where the user is not root and could not do anything about it.
+// Need ends the test where the machine can't be had: it fails for want of a tool, and is skipped where the user is not
+// root, who alone can serve the host's files to it.
+func Need(t testing.TB) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("the virtual machine is served the host's files, which needs root")
+	}
+	if err := new(machine).find(); err != nil {
+		t.Fatalf("no virtual machine: %v (make vm)", err)
+	}
+}
+
+// Run boots the machine, runs the command and returns when the machine is off. What keeps it from running at all ends the
+// test, as Need does.
 func Run(t testing.TB, s Spec) Result {
 	t.Helper()
+	Need(t)
 	m := machine{dir: t.TempDir(), spec: s}
 	if err := m.find(); err != nil {
-		if os.Getuid() != 0 {
-			t.Skipf("no virtual machine: %v", err)
-		}
-		t.Fatalf("no virtual machine: %v (make vm)", err)
+		t.Fatal(err)
 	}
 	start := time.Now()
 	out, err := m.run()

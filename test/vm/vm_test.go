@@ -1,5 +1,3 @@
-//go:build vm
-
 package vm_test
 
 import (

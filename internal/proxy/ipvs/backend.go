@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
 	"portal/internal/intent"
@@ -24,12 +23,14 @@ type balancer struct {
 	book    *book
 	have    map[key]*server
 	held    map[netip.Addr]bool // addresses on our device
-	foreign map[netip.Addr]bool // Services' addresses that another device has
+	foreign map[netip.Addr]bool // cluster IPs that another device has
 	// draining are servers with endpoints, or the whole of them, that wait for their last connection to end.
 	draining map[key]bool
 	// leaving are addresses on our device that no Service has any more but living connections, and until when.
 	leaving map[netip.Addr]time.Time
 	now     func() time.Time
+	// next is the snapshot of the Apply that is going on.
+	next *plan.Snapshot
 	// lost: something went wrong half-way, and what the kernel has must be read again.
 	lost bool
 	turn int // of the server whose endpoints are checked next
@@ -83,10 +84,12 @@ func (w *work) change(f intent.Family, e element, comes bool) {
 func (b *balancer) Apply(_ context.Context, next *plan.Snapshot, delta *plan.Delta) error {
 	w := newWork()
 	var err error
+	b.next = next
+	defer func() { b.next = nil }()
 	if delta.Full || delta.Facts || b.lost {
 		err = b.all(w, next)
 	} else {
-		err = b.some(w, next, delta)
+		err = b.some(w, delta)
 	}
 	if err == nil {
 		err = b.tell(w)
@@ -95,7 +98,8 @@ func (b *balancer) Apply(_ context.Context, next *plan.Snapshot, delta *plan.Del
 		b.lost = true
 		return err
 	}
-	b.lost = len(w.refused) > 0
+	// What was refused is in the next delta again; all else is known.
+	b.lost = false
 	if len(w.refused) > 0 {
 		return &backend.Refused{Frontends: w.refused}
 	}
@@ -121,6 +125,11 @@ func (b *balancer) all(w *work, next *plan.Snapshot) error {
 	b.facts, b.book = next.Facts, newBook()
 	b.book.slots = slots
 	w.rebuild = true
+	for a := range b.held {
+		if next.ClusterIPs[a] == 0 {
+			w.off[a] = true
+		}
+	}
 	for a := range next.ClusterIPs {
 		if err := b.place(w, a); err != nil {
 			return err
@@ -131,10 +140,6 @@ func (b *balancer) all(w *work, next *plan.Snapshot) error {
 			return err
 		}
 	}
-	for a := range b.held {
-		w.off[a] = b.book.uses[a] == 0 && next.ClusterIPs[a] == 0
-	}
-	maps.DeleteFunc(w.off, func(_ netip.Addr, leaves bool) bool { return !leaves })
 	for at := range b.have {
 		w.servers[at] = true
 	}
@@ -187,6 +192,12 @@ func (b *balancer) read() (marks map[plan.FrontendKey][plan.Origins]uint32, err 
 	return found.marks, nil
 }
 
+// leaves says whether an address is on its way from the device.
+func (b *balancer) leaves(w *work, a netip.Addr) bool {
+	_, already := b.leaving[a]
+	return already || w.off[a]
+}
+
 // place sees to it that an address is on our device, unless another device has it.
 func (b *balancer) place(w *work, a netip.Addr) error {
 	delete(w.off, a)
@@ -215,12 +226,7 @@ func (b *balancer) put(w *work, f *plan.Frontend, before [plan.Origins]uint32) e
 		w.refused[f.FrontendKey] = err
 		return nil
 	}
-	if f.Addr.IsValid() {
-		if err := b.place(w, f.Addr); err != nil {
-			return err
-		}
-	}
-	e := b.book.put(f, !b.foreign[f.Addr], before, func(at key) bool { return b.have[at] != nil })
+	e := b.book.put(f, (b.held[f.Addr] || w.on[f.Addr]) && !b.leaves(w, f.Addr), before, func(at key) bool { return b.have[at] != nil })
 	b.touch(w, e, true)
 	return nil
 }
@@ -236,7 +242,7 @@ func (b *balancer) touch(w *work, e *encoded, comes bool) {
 }
 
 // some touches what the delta names.
-func (b *balancer) some(w *work, next *plan.Snapshot, d *plan.Delta) error {
+func (b *balancer) some(w *work, d *plan.Delta) error {
 	before := map[plan.FrontendKey][plan.Origins]uint32{}
 	endpoints := map[netip.Addr]bool{} // whether they were there
 	note := func(f *plan.Frontend) {
@@ -249,6 +255,17 @@ func (b *balancer) some(w *work, next *plan.Snapshot, d *plan.Delta) error {
 					endpoints[e.Addr.Addr()] = b.book.endpoints[e.Addr.Addr()] > 0
 				}
 			}
+		}
+	}
+	for _, a := range d.AddedIPs {
+		if err := b.place(w, a); err != nil {
+			return err
+		}
+	}
+	for _, a := range d.RemovedIPs {
+		delete(b.foreign, a)
+		if b.held[a] && !b.leaves(w, a) {
+			w.off[a] = true
 		}
 	}
 	for _, c := range d.Frontends {
@@ -268,21 +285,9 @@ func (b *balancer) some(w *work, next *plan.Snapshot, d *plan.Delta) error {
 			return err
 		}
 	}
-	for _, a := range d.AddedIPs {
-		if err := b.place(w, a); err != nil {
-			return err
-		}
-	}
-	leaving := slices.Clone(d.RemovedIPs)
-	for _, c := range d.Frontends {
-		leaving = append(leaving, c.Addr)
-	}
-	for _, a := range leaving {
-		if a.IsValid() && b.book.uses[a] == 0 && next.ClusterIPs[a] == 0 {
-			delete(b.foreign, a)
-			if _, leaves := b.leaving[a]; b.held[a] && !leaves {
-				w.off[a] = true
-			}
+	for at := range b.draining {
+		if d.Serving && !drains(at) {
+			w.servers[at] = true
 		}
 	}
 	for a, was := range endpoints {

@@ -106,11 +106,6 @@ func (r *run) differs() string {
 	for a := range r.snap.ClusterIPs {
 		held[a] = !r.fake.elsewhere[a]
 	}
-	for k := range r.snap.Frontends {
-		if k.Addr.IsValid() {
-			held[k.Addr] = !r.fake.elsewhere[k.Addr]
-		}
-	}
 	maps.DeleteFunc(held, func(_ netip.Addr, here bool) bool { return !here })
 	for at, s := range r.fake.table {
 		for _, d := range s.dests {
@@ -159,7 +154,7 @@ var foreign = key{family: intent.IPv4, addr: addr("192.0.2.1"), protocol: intent
 
 func draw(t *rapid.T, name string) *intent.Entry {
 	pick := func(what string, n int) int { return rapid.IntRange(0, n-1).Draw(t, what) }
-	ip := rapid.SampledFrom([]string{"10.96.0.1", "10.96.0.2", "10.96.0.3", "fd00:96::1"}).Draw(t, "ip")
+	ip := rapid.SampledFrom([]string{"10.96.0.1", "10.96.0.2", "172.31.0.11", "fd00:96::1"}).Draw(t, "ip")
 	return service(name, ip, func(s *intent.Service) {
 		s.Ports[0].Protocol = rapid.SampledFrom([]intent.Protocol{intent.TCP, intent.TCP, intent.UDP}).Draw(t, "protocol")
 		s.InternalLocal, s.ExternalLocal = pick("internal", 3) == 0, pick("external", 2) == 0
@@ -292,6 +287,42 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestServing: a flow of UDP stays with an endpoint that is ending but serves, and is moved when it no longer does.
+func TestServing(t *testing.T) {
+	r := newRun()
+	udp := func(s *intent.Service) { s.Ports[0].Protocol = intent.UDP }
+	at := key{family: intent.IPv4, addr: addr("10.96.0.1"), protocol: intent.UDP, port: 80}
+	ending := netip.MustParseAddrPort("10.244.1.1:8080")
+	applied(t, r, service("a", "10.96.0.1", udp, "10.244.1.1"))
+	r.fake.table[at].dests[ending].connections = 1
+	both := service("a", "10.96.0.1", udp, "10.244.1.1", "10.244.1.2")
+	both.Slices[0].Endpoints[0].Condition = intent.Serving | intent.Terminating
+	applied(t, r, both)
+	if d := r.fake.table[at].dests[ending]; d == nil || d.weight != 0 {
+		t.Fatalf("while it serves: %+v", d)
+	}
+	if err := r.back.Check(context.Background()); err != nil || r.fake.table[at].dests[ending] == nil {
+		t.Fatalf("after a check: %v, %v", r.fake.table[at].dests, err)
+	}
+	applied(t, r, service("a", "10.96.0.1", udp, "10.244.1.3", "10.244.1.2"))
+	if d := r.fake.table[at].dests[ending]; d != nil {
+		t.Fatalf("when it no longer serves: %+v", d)
+	}
+	// No frontend changes when only the one that is ending goes.
+	again := service("a", "10.96.0.1", udp, "10.244.1.3", "10.244.1.2")
+	again.Slices[0].Endpoints[0].Condition = intent.Serving | intent.Terminating
+	gone := netip.MustParseAddrPort("10.244.1.3:8080")
+	r.fake.table[at].dests[gone].connections = 1
+	applied(t, r, again)
+	if r.fake.table[at].dests[gone] == nil {
+		t.Fatal("gone too early")
+	}
+	applied(t, r, service("a", "10.96.0.1", udp, "10.244.1.2"))
+	if d := r.fake.table[at].dests[gone]; d != nil {
+		t.Fatalf("when it is gone: %+v", d)
+	}
+}
+
 // TestAffinityIsShared: the frontends of a port have one server, and it keeps its mark when endpoints change and when
 // the proxy starts again: clients are remembered by it.
 func TestAffinityIsShared(t *testing.T) {
@@ -397,6 +428,14 @@ func TestRefused(t *testing.T) {
 	if _, to, _ := r.fake.route(plan.FrontendKey{Addr: addr("10.96.0.1"), Family: intent.IPv4, Protocol: intent.TCP, Port: 80}, plan.FromPod); len(to) != 1 {
 		t.Fatalf("the good Service leads to %v", to)
 	}
+	r.set(service("bad", "10.96.0.2", nil, "10.244.1.9", "10.244.1.2"))
+	r.fake.ops = 0
+	if err := r.apply(); !errors.As(err, &some) {
+		t.Fatalf("got %v", err)
+	}
+	if d := r.fake.table[key{family: intent.IPv4, addr: addr("10.96.0.2"), protocol: intent.TCP, port: 80}].dests; len(d) != 1 || r.fake.ops > 3 {
+		t.Fatalf("after %d operations its other endpoint is not there: %v", r.fake.ops, d)
+	}
 	r.fake.refuse = netip.Addr{}
 	applied(t, r)
 }
@@ -416,7 +455,7 @@ func TestDrift(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRun()
 			r.fake.elsewhere[addr("172.31.0.11")] = true
-			applied(t, r, service("a", "10.96.0.1", func(s *intent.Service) { s.ExternalIPs = []netip.Addr{addr("172.31.0.11")} }, "10.244.1.1"))
+			applied(t, r, service("a", "10.96.0.1", nil, "10.244.1.1"), service("b", "172.31.0.11", nil, "10.244.1.1"))
 			if err := r.back.Check(context.Background()); err != nil {
 				t.Fatal(err)
 			}

@@ -41,6 +41,9 @@ func (b *balancer) checkAddresses() error {
 	if !maps.Equal(held, b.held) {
 		return fmt.Errorf("%s has %d addresses, and not those it was given, which are %d", deviceName, len(held), len(b.held))
 	}
+	if err := b.kernel.device.led(); err != nil {
+		return err
+	}
 	for a := range b.foreign {
 		if still, err := b.kernel.device.elsewhere(a); err != nil || !still {
 			return fmt.Errorf("the address %v is no longer on another device", a)

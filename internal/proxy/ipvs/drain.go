@@ -4,19 +4,23 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
+	"portal/internal/plan"
 )
 
-// raise makes a server, and what is wanted of its endpoints. An endpoint that was leaving is welcome again.
+// raise makes a server, and what is wanted of its endpoints. An endpoint that was leaving is welcome again; one that the
+// kernel does not take keeps no other away.
 func (b *balancer) raise(at key, t *target) error {
 	have, err := b.raiseServer(at, b.server())
 	if err != nil {
 		return err
 	}
+	var errs []error
 	for _, e := range t.pool.Endpoints {
 		d := have.dests[e.Addr]
 		var err error
@@ -29,11 +33,12 @@ func (b *balancer) raise(at key, t *target) error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("add the endpoint %v: %w", e.Addr, err)
+			errs = append(errs, fmt.Errorf("add the endpoint %v: %w", e.Addr, err))
+			continue
 		}
 		have.dests[e.Addr] = &dest{weight: 1}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // raiseServer makes a server, or finds it, and makes it as wanted but for its endpoints.
@@ -64,8 +69,8 @@ func (b *balancer) raiseServer(at key, want *server) (*server, error) {
 	return want, nil
 }
 
-// lower takes away what is not wanted of a server, when its last connection has ended. UDP has no connections; its flows
-// are moved at once.
+// lower takes away what is not wanted of a server, when its last connection has ended. UDP has no connections: its flows
+// are moved at once, unless their endpoint still serves.
 func (b *balancer) lower(at key) error {
 	have, t := b.have[at], b.book.targets[at]
 	if have == nil {
@@ -109,7 +114,7 @@ func (b *balancer) reap(at key, t *target) error {
 		if d.weight > 0 || t.wants(to) {
 			continue
 		}
-		if n := now[to]; n != nil && b.waitsFor(at, n) {
+		if n := now[to]; n != nil && b.waitsFor(at, t, to, n) {
 			left++
 			continue
 		}
@@ -131,11 +136,24 @@ func (b *balancer) reap(at key, t *target) error {
 
 // waitsFor says whether an endpoint's connections are worth keeping it. Those that are closed are remembered by IPVS for
 // minutes, in case a packet comes late; for that alone an address isn't kept.
-func (b *balancer) waitsFor(at key, d *dest) bool {
-	if until, leaves := b.leaving[at.addr]; leaves {
-		return drains(at) && d.living > 0 && b.now().Before(until)
+func (b *balancer) waitsFor(at key, t *target, to netip.AddrPort, d *dest) bool {
+	if !drains(at) {
+		return t != nil && d.connections > 0 && b.serves(t.pool.ID, to)
 	}
-	return drains(at) && d.connections > 0
+	if until, leaves := b.leaving[at.addr]; leaves {
+		return d.living > 0 && b.now().Before(until)
+	}
+	return d.connections > 0
+}
+
+// serves says whether an endpoint of a UDP or SCTP port that was chosen before still serves. Between snapshots nothing new
+// is known.
+func (b *balancer) serves(id plan.PortID, to netip.AddrPort) bool {
+	if b.next == nil {
+		return true
+	}
+	s := b.next.Services[id.Service]
+	return s != nil && slices.ContainsFunc(s.Serving, func(x plan.Serving) bool { return x.ID == id && slices.Contains(x.Endpoints, to) })
 }
 
 // leaveWithin is how long living connections keep an address that no Service has any more. It may be needed elsewhere.

@@ -15,6 +15,7 @@ const (
 	hairpinSet = "hairpin" // endpoint . endpoint
 	rangedSet  = "ranged"  // frontends that only some sources may use
 	sourcesSet = "sources" // frontend . source, as intervals
+	ledSet     = "led"     // frontends whose address is not on our device
 	goneSet    = "gone"    // addresses on our device that no Service has any more
 
 	stickySet   = "sticky"   // pool's mark : what to do for a client that may have an endpoint
@@ -73,6 +74,9 @@ func (e *encoded) elements() (out []element) {
 		if marks[o] != 0 {
 			out = append(out, element{set: marksMap[o], key: k, mark: marks[o]})
 		}
+	}
+	if e.led {
+		out = append(out, element{set: ledSet, key: k})
 	}
 	if e.Sources == nil {
 		return out

@@ -12,6 +12,8 @@ import (
 // encoded is a frontend as the kernel is told of it.
 type encoded struct {
 	*plan.Frontend
+	// led: its address is not on our device, and packets to it must be led to IPVS.
+	led bool
 	// servers are the virtual servers that packets of each origin go to; no server where the verdict is another.
 	servers [plan.Origins]key
 }
@@ -34,16 +36,16 @@ type book struct {
 	told map[key]map[element]bool
 	// slots are those that endpoints of a pool had before this book was begun.
 	slots map[key]map[netip.AddrPort]uint32
-	// uses counts the frontends on an address, endpoints those that lead to one.
-	uses, endpoints map[netip.Addr]int
-	last            uint32 // number given out
+	// endpoints counts the routes that lead to one.
+	endpoints map[netip.Addr]int
+	last      uint32 // number given out
 }
 
 func newBook() *book {
 	return &book{
 		told: map[key]map[element]bool{}, slots: map[key]map[netip.AddrPort]uint32{},
 		frontends: map[plan.FrontendKey]*encoded{}, targets: map[key]*target{}, pools: map[plan.PortID][]key{},
-		uses: map[netip.Addr]int{}, endpoints: map[netip.Addr]int{},
+		endpoints: map[netip.Addr]int{},
 	}
 }
 
@@ -82,7 +84,7 @@ func byAddress(f *plan.Frontend, onDevice bool) bool {
 // put adds a frontend. Its marks are, if possible, those that it had before: living connections and clients with
 // affinity are known by them. taken says whether a mark is still in use for something else.
 func (b *book) put(f *plan.Frontend, onDevice bool, before [plan.Origins]uint32, taken func(key) bool) *encoded {
-	e := &encoded{Frontend: f}
+	e := &encoded{Frontend: f, led: f.Addr.IsValid() && !onDevice}
 	own := byAddress(f, onDevice)
 	for o, r := range f.Routes {
 		if r.Pool == nil {
@@ -105,9 +107,6 @@ func (b *book) put(f *plan.Frontend, onDevice bool, before [plan.Origins]uint32,
 		b.count(r.Pool, 1)
 	}
 	b.frontends[f.FrontendKey] = e
-	if f.Addr.IsValid() {
-		b.uses[f.Addr]++
-	}
 	return e
 }
 
@@ -214,9 +213,6 @@ func (b *book) drop(k plan.FrontendKey) {
 		if b.pools[e.ID] = left; len(left) == 0 {
 			delete(b.pools, e.ID)
 		}
-	}
-	if k.Addr.IsValid() {
-		count(b.uses, k.Addr, -1)
 	}
 }
 

@@ -134,6 +134,7 @@ type fakeDevice struct{ *fake }
 
 func (f fakeDevice) probe() error  { return nil }
 func (f fakeDevice) ensure() error { f.hasDevice = true; return nil }
+func (f fakeDevice) led() error    { return nil }
 
 func (f fakeDevice) list() (map[netip.Addr]bool, error) { return maps.Clone(f.addrs), nil }
 
@@ -271,7 +272,8 @@ func (f *fake) route(k plan.FrontendKey, o plan.Origin) (v verdict, to map[netip
 	if s == nil || v != forward && v != masquerade {
 		return v, nil, 0
 	}
-	if at.mark == 0 && !f.addrs[k.Addr] {
+	led := f.nft[k.Family][element{set: ledSet, key: raw}]
+	if at.mark == 0 && !f.addrs[k.Addr] || k.Addr.IsValid() && led == f.addrs[k.Addr] {
 		return none, nil, 0
 	}
 	return v, s.open(), f.stays(at)

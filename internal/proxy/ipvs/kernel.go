@@ -3,10 +3,12 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os/exec"
 
 	driver "github.com/moby/ipvs"
+	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -37,11 +39,14 @@ type director interface {
 	close()
 }
 
-// device holds the Services' addresses, so that the kernel takes packets to them for its own, where IPVS finds them.
+// device holds the Services' cluster IPs, so that the kernel takes packets to them for its own, where IPVS finds them; and
+// it is where packets with our marks are led, so that the kernel takes them for its own whatever their address.
 type device interface {
 	probe() error
-	// ensure makes the device, or finds it.
+	// ensure makes the device and the way there, or finds them.
 	ensure() error
+	// led says whether packets with our marks are led here.
+	led() error
 	// list are the addresses on the device; none where there is no device.
 	list() (map[netip.Addr]bool, error)
 	// elsewhere says whether another device has an address that ours has not.
@@ -67,9 +72,12 @@ func openKernel() (*kernel, error) {
 		k.director = nobody{}
 		return k, nil
 	}
+	// The driver tells the world where there is no modprobe, though IPVS is there and nothing is wrong.
+	logrus.SetOutput(io.Discard)
 	h, err := driver.New("")
 	if err != nil {
 		k.device.close()
+		k.rules.close()
 		return nil, fmt.Errorf("open a connection to IPVS: %w", err)
 	}
 	k.director = &ipvs{h}

@@ -79,7 +79,111 @@ func (l *link) ensure() error {
 	if err := l.LinkSetUp(found); err != nil {
 		return fmt.Errorf("set up the device %s: %w", deviceName, err)
 	}
+	return l.lead()
+}
+
+// routeTable is where a packet with our mark finds that it is at its destination. The number is also that of the rule
+// that sends it there.
+const routeTable = 20560
+
+// ways are the rules about packets with our marks: those that a process here sends, or IPVS sends on, go where they would
+// without one; all others are for this node.
+func ways() (out []*netlink.Rule) {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		mask := uint32(markMask)
+		sent, here := netlink.NewRule(), netlink.NewRule()
+		sent.Priority, sent.IifName, sent.Table = routeTable-1, "lo", unix.RT_TABLE_MAIN
+		here.Priority, here.Table = routeTable, routeTable
+		for _, r := range []*netlink.Rule{sent, here} {
+			r.Family, r.Mark, r.Mask = family, markBase, &mask
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// home are the routes in our table.
+func (l *link) home() (out []*netlink.Route) {
+	for _, all := range []string{"0.0.0.0/0", "::/0"} {
+		_, dst, _ := net.ParseCIDR(all)
+		out = append(out, &netlink.Route{Table: routeTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Dst: dst, LinkIndex: l.index})
+	}
+	return out
+}
+
+func (l *link) lead() error {
+	for _, r := range l.home() {
+		if err := l.RouteReplace(r); err != nil {
+			return fmt.Errorf("make a local route in the table %d: %w", routeTable, err)
+		}
+	}
+	for _, r := range ways() {
+		if there, err := l.has(r); err != nil {
+			return err
+		} else if there {
+			continue
+		}
+		if err := l.RuleAdd(r); err != nil {
+			return fmt.Errorf("make a routing rule for our marks: %w", err)
+		}
+	}
 	return nil
+}
+
+// has says whether there is a rule.
+func (l *link) has(r *netlink.Rule) (bool, error) {
+	list, err := l.RuleListFiltered(r.Family, &netlink.Rule{Priority: r.Priority}, netlink.RT_FILTER_PRIORITY)
+	if err != nil {
+		return false, fmt.Errorf("list routing rules: %w", err)
+	}
+	for _, x := range list {
+		if x.Mark == r.Mark && x.Mask != nil && *x.Mask == *r.Mask && x.Table == r.Table && x.IifName == r.IifName {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func (l *link) led() error {
+	for _, r := range ways() {
+		if there, err := l.has(r); err != nil || !there {
+			return errors.Join(fmt.Errorf("the routing rule %d for our marks is missing", r.Priority), err)
+		}
+	}
+	for _, r := range l.home() {
+		list, err := l.RouteListFiltered(familyOf(r.Dst), r, netlink.RT_FILTER_TABLE)
+		if err != nil || len(list) == 0 {
+			return errors.Join(fmt.Errorf("the local route in the table %d is missing", routeTable), err)
+		}
+	}
+	return nil
+}
+
+func familyOf(n *net.IPNet) int {
+	if n.IP.To4() != nil {
+		return netlink.FAMILY_V4
+	}
+	return netlink.FAMILY_V6
+}
+
+// unlead removes the rules and routes.
+func (l *link) unlead() error {
+	var errs []error
+	for _, r := range ways() {
+		if there, err := l.has(r); err != nil || !there {
+			errs = append(errs, err)
+		} else if err := l.RuleDel(r); err != nil {
+			errs = append(errs, fmt.Errorf("remove the routing rule %d: %w", r.Priority, err))
+		}
+	}
+	for _, r := range l.home() {
+		list, err := l.RouteListFiltered(familyOf(r.Dst), r, netlink.RT_FILTER_TABLE)
+		errs = append(errs, err)
+		for i := range list {
+			errs = append(errs, l.RouteDel(&list[i]))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (l *link) list() (map[netip.Addr]bool, error) {
@@ -139,6 +243,9 @@ func (l *link) del(a netip.Addr) error {
 }
 
 func (l *link) remove() error {
+	if err := l.unlead(); err != nil {
+		return err
+	}
 	found, err := l.find()
 	if missing(err) {
 		return nil

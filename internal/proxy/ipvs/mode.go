@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -68,8 +69,9 @@ func (m *mode) Name() string { return "ipvs" }
 func (m *mode) Limits() []string {
 	return []string{
 		"node ports are not served on loopback addresses (127.0.0.1, ::1)",
-		"connections to an address that no Service has any more end after five minutes at the latest",
+		"connections to a cluster IP that no Service has any more end after five minutes at the latest",
 		"the node's own connections to Services always come from an address of the node, also where the plan would leave them as they are",
+		"a client that uses one of its ports for two addresses of a Service at a time may get answers from one of them only, unless it is masqueraded",
 		fmt.Sprintf("of the endpoints of a Service with affinity, at most %d keep their clients", maxSlot),
 	}
 }
@@ -97,6 +99,14 @@ func (m *mode) Probe(_ context.Context, families []intent.Family) error {
 	if err := hasIPVS(); err != nil {
 		return err
 	}
+	err := m.try(families)
+	if errors.Is(err, os.ErrPermission) {
+		return errors.New("changing IPVS, devices and nftables needs the privilege CAP_NET_ADMIN: run as root")
+	}
+	return err
+}
+
+func (m *mode) try(families []intent.Family) error {
 	k, err := openKernel()
 	if err != nil {
 		return err
@@ -105,10 +115,11 @@ func (m *mode) Probe(_ context.Context, families []intent.Family) error {
 	for _, f := range families {
 		probe := key{mark: probeMark, family: f}
 		if err := k.director.addServer(probe, m.server()); err != nil {
-			return fmt.Errorf("the kernel refuses the IPVS scheduler %q for IPv%d (%w): load the module ip_vs_%s, or choose another --ipvs-scheduler", m.Scheduler, f, err, m.Scheduler)
+			return fmt.Errorf("the kernel refuses the IPVS scheduler %q for IPv%d (%w): load the module ip_vs_%s, or choose another --ipvs-scheduler",
+				m.Scheduler, f, err, m.Scheduler)
 		}
 		if err := k.director.delServer(probe); err != nil {
-			return err
+			return fmt.Errorf("remove a virtual server made to see whether it can be: %w", err)
 		}
 	}
 	if err := k.device.probe(); err != nil {

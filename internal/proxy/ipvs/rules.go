@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"net/netip"
 	"time"
 
@@ -50,16 +51,18 @@ func (r *ruler) chains() []chain {
 		out = append(out, chain{name: routesMap[o], rules: r.from(o)})
 	}
 	chosen := []rule{r.byMark(learnSet), r.unmark()}
+	sent := append(r.answers(), chosen...)
 	toClassify := []rule{{&expr.Verdict{Kind: expr.VerdictJump, Chain: classifyChain}}}
 	return append(out,
 		chain{name: classifyChain, rules: r.classify()},
+		chain{name: "prerouting", hook: nftables.ChainHookPrerouting, priority: *nftables.ChainPriorityMangle, rules: r.leading()},
 		// IPVS looks at what comes in after all filters.
 		chain{name: "input", hook: nftables.ChainHookInput, priority: *nftables.ChainPriorityFilter, rules: toClassify},
 		// IPVS looks at what goes out right after the destination's translation, which is at -100.
 		chain{name: "output", hook: nftables.ChainHookOutput, priority: *nftables.ChainPriorityMangle, rules: toClassify},
 		// Then it has chosen an endpoint, here or elsewhere.
 		chain{name: "chosen-here", hook: nftables.ChainHookInput, priority: 101, rules: chosen},
-		chain{name: "chosen", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityMangle, rules: chosen},
+		chain{name: "chosen", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityMangle, rules: sent},
 		chain{name: "postrouting", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityNATSource, nat: true, rules: r.rewriting()},
 	)
 }
@@ -96,6 +99,28 @@ func (r *ruler) classify() []rule {
 		append(isLocal(true), goTo(routesMap[plan.FromNode])),
 		rule{goTo(routesMap[plan.FromOutside])},
 	)
+}
+
+// leading marks packets whose address is not on our device, so that routing takes them for this node's: all of a flow, as
+// its connection remembers, whatever became of the frontend since. A flow's first packet is refused here already.
+func (r *ruler) leading() []rule {
+	led := bits.RotateLeft32(r.bit, 1) // the bit beside, whichever was chosen
+	return []rule{
+		{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg0}, equals(reg0, []byte{1}), &expr.Verdict{Kind: expr.VerdictReturn}},
+		append(r.frontend(false),
+			isIn(ledSet, reg0),
+			&expr.Ct{Key: expr.CtKeyMARK, Register: reg0},
+			&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(^led), Xor: number(led)},
+			&expr.Ct{Key: expr.CtKeyMARK, Register: reg0, SourceRegister: true},
+		),
+		{
+			&expr.Ct{Key: expr.CtKeyMARK, Register: reg0},
+			&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(led), Xor: number(0)},
+			equals(reg0, number(led)),
+			&expr.Immediate{Register: reg0, Data: number(ledMark)}, setMark(),
+		},
+		append(r.frontend(false), isIn(ledSet, reg0), &expr.Verdict{Kind: expr.VerdictJump, Chain: classifyChain}),
+	}
 }
 
 // from are the rules for an origin: to a Service's address, which else leads nowhere (though it is on a device of this
@@ -214,6 +239,37 @@ func (r *ruler) setMasquerade() rule {
 		&expr.Ct{Key: expr.CtKeyMARK, Register: reg0, SourceRegister: true},
 		&expr.Verdict{Kind: expr.VerdictAccept},
 	}
+}
+
+// answers gives an answer the source that the client addressed, as connection tracking remembers it. IPVS knows only which
+// client and which endpoint it is between: where a client uses one port for several addresses that lead to one
+// endpoint, it takes the first that it finds. Only what was masqueraded can be told apart. (The library can't have the
+// checksum of an IPv6 packet corrected.)
+func (r *ruler) answers() (out []rule) {
+	if r.family == intent.IPv6 {
+		return nil
+	}
+	const original, pseudoHeader = 0, 1
+	for protocol, checksum := range map[byte]uint32{unix.IPPROTO_TCP: 16, unix.IPPROTO_UDP: 6} {
+		out = append(out, rule{
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg0}, equals(reg0, []byte{protocol}),
+			&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg0}, equals(reg0, []byte{1}),
+			&expr.Ct{Key: expr.CtKeyMARK, Register: reg0},
+			&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(r.bit), Xor: number(0)},
+			equals(reg0, number(r.bit)),
+			&expr.Ct{Key: expr.CtKeyPROTODST, Direction: original, Register: reg0},
+			&expr.Payload{
+				OperationType: expr.PayloadWrite, SourceRegister: reg0, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2,
+				CsumType: expr.CsumTypeInet, CsumOffset: checksum,
+			},
+			&expr.Ct{Key: expr.CtKeyDST, Direction: original, Register: reg0},
+			&expr.Payload{
+				OperationType: expr.PayloadWrite, SourceRegister: reg0, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4,
+				CsumType: expr.CsumTypeInet, CsumOffset: 10, CsumFlags: pseudoHeader,
+			},
+		})
+	}
+	return out
 }
 
 // unmark takes our mark away when it has served.

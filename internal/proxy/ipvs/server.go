@@ -42,6 +42,8 @@ const (
 	slotBits      = 9
 	maxSlot       = 1<<slotBits - 1
 	probeMark     = markBase | 3<<protocolShift
+	// ledMark is on packets of a connection that IPVS has; no server has it.
+	ledMark = probeMark | 1
 )
 
 var markProtocols = []intent.Protocol{intent.TCP, intent.UDP, intent.SCTP}

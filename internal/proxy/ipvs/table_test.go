@@ -62,7 +62,7 @@ func everything() map[intent.Family]map[element]bool {
 	}
 	b := newBook()
 	for _, f := range s.Frontends {
-		for _, e := range b.put(f, true, [plan.Origins]uint32{}, func(key) bool { return false }).elements() {
+		for _, e := range b.put(f, f.Kind == plan.ClusterIP, [plan.Origins]uint32{}, func(key) bool { return false }).elements() {
 			all[f.Family][e] = true
 		}
 	}
@@ -73,7 +73,7 @@ func everything() map[intent.Family]map[element]bool {
 	for a := range b.endpoints {
 		all[intent.FamilyOf(a)][hairpinElement(a)] = true
 	}
-	for a := range b.uses {
+	for a := range s.ClusterIPs {
 		all[intent.FamilyOf(a)][vipElement(a)] = true
 	}
 	return all
@@ -102,7 +102,7 @@ func TestTable(t *testing.T) {
 			}
 		}
 		found, err := table.read()
-		if err != nil || len(found.marks) != 7 || len(found.addrs) != 6 || len(found.slots) != 4 {
+		if err != nil || len(found.marks) != 7 || len(found.addrs) != 4 || len(found.slots) != 4 {
 			t.Errorf("read back %+v, %v", found, err)
 			return
 		}

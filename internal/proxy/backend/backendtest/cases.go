@@ -163,10 +163,7 @@ func testSpreading(t *testing.T, s *suite) {
 
 // testAffinity follows clients that come back.
 func testAffinity(t *testing.T, s *suite) {
-	timeout := 3 * time.Second
-	if s.Brief {
-		timeout = 6 * time.Second
-	}
+	timeout := max(3*time.Second, s.Patience/5)
 	x := spec{id: 1, local: []int{0, 1, 2}, remote: []int{0, 1, 2}, affinity: timeout, nodePort: true, external: true}
 	s.set(x)
 	s.apply(t)
@@ -301,7 +298,7 @@ func testDrift(t *testing.T, s *suite) {
 		t.Fatal(err)
 	}
 	for _, p := range x.probes(s, 1)[:2] {
-		if got := p.from.try(p.p, p.src, p.to, s.Patience/12); got.what == answered {
+		if got := p.from.try(p.p, p.src, p.to, s.silence()); got.what == answered {
 			t.Errorf("%v after cleaning up: %s", p, got)
 		}
 	}

@@ -117,7 +117,7 @@ func (h *host) serveSCTP(at netip.AddrPort) (stop func(), err error) {
 	return func() { stopped.Store(true); <-done; _ = unix.Close(fd) }, nil
 }
 
-// emulated is what tests in an emulated machine are given: more time, and less to do.
-func (o *Options) emulated() {
-	o.SCTP, o.Brief, o.Patience = true, true, 24*time.Second
+// emulated is what tests in an emulated machine are given: more time, and less to do unless it is to be long.
+func (o *Options) emulated(rounds string) {
+	o.SCTP, o.Brief, o.Patience = true, rounds != "long", 24*time.Second
 }

@@ -37,14 +37,16 @@ type Options struct {
 	SCTP, Brief bool
 	// OneFamily leaves IPv6 out.
 	OneFamily bool
-	// Patience is how long an answer may take; zero: 4 s. Silence is believed after a twelfth of it.
+	// Patience is how long an answer may take; zero: 4 s. Silence is believed after a twelfth of it, a second at most.
 	Patience time.Duration
 }
 
+func (o *Options) silence() time.Duration { return min(o.Patience/12, time.Second) }
+
 // Run runs the suite. mode is called for each start of the proxy.
 func Run(t *testing.T, mode func() backend.Mode, o Options) {
-	if os.Getenv("PORTAL_VM") != "" {
-		o.emulated()
+	if rounds := os.Getenv("PORTAL_VM"); rounds != "" {
+		o.emulated(rounds)
 	}
 	if o.Patience == 0 {
 		o.Patience = 4 * time.Second
@@ -227,7 +229,7 @@ func (s *suite) ask(p probe) error {
 	want := s.judge(p, p.source())
 	patience := s.Patience
 	if want.Verdict == oracle.Drop || want.Verdict == oracle.Pass || want.Verdict == oracle.Reject && p.p == intent.SCTP {
-		patience /= 12
+		patience = s.silence()
 	}
 	tries := 1
 	if want.Verdict == oracle.Forward && len(want.Endpoints) > 1 {
