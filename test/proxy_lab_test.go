@@ -363,7 +363,11 @@ func (l *proxyLab) create(t *testing.T, s *corev1.Service, list ...*discoveryv1.
 // endpoints gives a Service other endpoints of IPv4.
 func (l *proxyLab) endpoints(t *testing.T, service string, addrs ...netip.Addr) {
 	t.Helper()
-	slice := labSlice(service, intent.IPv4, addrs, l.LocalPods(intent.IPv4))
+	l.update(t, labSlice(service, intent.IPv4, addrs, l.LocalPods(intent.IPv4)))
+}
+
+func (l *proxyLab) update(t *testing.T, slice *discoveryv1.EndpointSlice) {
+	t.Helper()
 	if _, err := l.client.DiscoveryV1().EndpointSlices(labNamespace).Update(context.Background(), slice, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
