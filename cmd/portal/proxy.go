@@ -174,7 +174,7 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 	if err != nil {
 		return err
 	}
-	health := &proxy.Health{Node: func() *intent.Node { return cluster.Node(config.Node) }}
+	health := &proxy.Health{Node: func() *intent.Node { return cluster.Node(config.Node) }, Listed: cluster.Complete}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	checks := healthcheck.New(log, health.Healthy)

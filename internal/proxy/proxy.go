@@ -253,6 +253,9 @@ func (p *Proxy) refreshFacts() {
 	// A Node that is away for a moment (it registers anew, say) is taken to be as it was.
 	if n := p.Cluster.Node(p.Config.Node); n != nil {
 		p.node = n
+		p.Health.Known()
+	} else if p.snap == nil {
+		p.Log.Info("the API has no Node of this name; the addresses of its interfaces are taken for it", "node", p.Config.Node)
 	}
 	local, err := p.Local.List()
 	if err != nil {
