@@ -227,7 +227,18 @@ func (l *proxyLab) wanted(t *testing.T) *plan.Snapshot {
 	for i := range endpoints.Items {
 		cluster.SetSlice(watch.Slice(&endpoints.Items[i]))
 	}
-	snap := plan.NewSnapshot(l.Facts())
+	facts := l.Facts()
+	if l.mode == "nftables" {
+		ranges, err := l.client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range ranges.Items {
+			cluster.SetServiceCIDR(watch.ServiceCIDR(&ranges.Items[i]))
+		}
+		facts.ServicePrefixes = cluster.ServicePrefixes()
+	}
+	snap := plan.NewSnapshot(facts)
 	for key, entry := range cluster.Snapshot().Services {
 		snap.Set(key, plan.For(entry, snap.Facts))
 	}

@@ -165,7 +165,7 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy.Config, modes []backend.Mode, api *rest.Config,
 	beside func(context.Context, *proxy.Proxy),
 ) error {
-	sources := []intent.Source{intent.Services, intent.EndpointSlices, intent.Nodes}
+	sources := []intent.Source{intent.Services, intent.EndpointSlices, intent.Nodes, intent.ServiceCIDRs}
 	cluster := intent.NewCluster(sources...)
 	w, err := watch.New(cluster, watch.Options{
 		Config: api, Sources: sources, Node: config.Node, ServiceSelector: serviceSelector(config.ProxyName),

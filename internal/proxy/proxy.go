@@ -161,7 +161,7 @@ func jitter(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 // take notes what has changed.
 func (p *Proxy) take(c *intent.Changes) {
 	_, node := c.Nodes[p.Config.Node]
-	p.newFacts = p.newFacts || node
+	p.newFacts = p.newFacts || node || len(c.ServiceCIDRs) > 0
 	for k := range c.Services {
 		if _, noted := p.dirty[k]; !noted {
 			p.dirty[k] = struct{}{}
@@ -264,7 +264,7 @@ func (p *Proxy) refreshFacts() {
 		p.local = local
 	}
 	p.newFacts = err != nil
-	facts := p.Config.facts(p.node, p.local, p.status.Mode)
+	facts := p.Config.facts(p.node, p.local, p.Cluster.ServicePrefixes(), p.status.Mode)
 	if p.snap == nil {
 		p.snap = plan.NewSnapshot(facts)
 		return

@@ -382,6 +382,11 @@ func TestFacts(t *testing.T) {
 			w.Error("a Node that is away took its zone along")
 		}
 		w.expect(3, placeA)
+		w.cluster.SetServiceCIDR(&intent.ServiceCIDR{Name: "kubernetes", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}})
+		w.settle()
+		if p := w.kernel.facts.ServicePrefixes; fmt.Sprint(p) != "[10.96.0.0/16]" {
+			w.Errorf("the prefixes of Services are %v", p)
+		}
 	})
 }
 

@@ -184,6 +184,11 @@ func (l *Lab) Judge(t *testing.T, snap *plan.Snapshot) (probes int) {
 			list = append(list, probe{from: from, to: netip.AddrPortFrom(to, k.Port), p: k.Protocol, tries: 4})
 		}
 	}
+	for _, a := range []string{"10.96.255.254", "fd00:96::ffff"} { // most likely nobody has them
+		for _, from := range []*host{s.client, s.node, s.outside} {
+			list = append(list, probe{from: from, to: netip.AddrPortFrom(addr(a), 80), p: intent.TCP})
+		}
+	}
 	for a := range snap.ClusterIPs {
 		list = append(list, probe{from: s.client, to: netip.AddrPortFrom(a, 9), p: intent.TCP, tries: 1})
 	}
