@@ -156,3 +156,40 @@ func expired(t *testing.T, l *proxyLab, version string) bool {
 	event := <-w.ResultChan()
 	return event.Type == apiwatch.Error && apierrors.IsResourceExpired(apierrors.FromObject(event.Object))
 }
+
+// TestFaultsRestartWhileAway kills and restarts a proxy that can't reach the API: it knows nothing then, and leaves what
+// the kernel has been told alone.
+func TestFaultsRestartWhileAway(t *testing.T) {
+	rootOnly(t)
+	l := newProxyLab(t, "nftables")
+	targets := l.steady(t)
+	far := l.FarPods(intent.IPv4)
+	l.create(t, labService("old", nil), labSlice("old", intent.IPv4, far, nil))
+	l.create(t, labService("moves", nil), labSlice("moves", intent.IPv4, far[:1], nil))
+	l.start(t)
+	l.settled(t, 30*time.Second)
+	before := l.tables(t)
+	v := l.vigil(t, targets)
+	l.relay.Cut()
+	for range 3 {
+		l.proxy.Kill()
+		l.start(t)
+		time.Sleep(time.Second)
+	}
+	eventually(t, 5*time.Second, "the proxy says what it lacks", func() string {
+		if st := l.state(); st == nil || st.Complete || st.Mode != "nftables" {
+			return fmt.Sprintf("%+v", st)
+		}
+		return ""
+	})
+	l.stop(t)
+	l.start(t)
+	if now := l.tables(t); now != before {
+		t.Errorf("the kernel had\n%s\nand has\n%s", before, now)
+	}
+	l.change(t)
+	l.relay.Mend()
+	snap, _ := l.settled(t, 2*soon)
+	v.end(t)
+	l.Judge(t, snap)
+}
