@@ -64,6 +64,13 @@ CRASH_ROUNDS ?= 200
 crash: build $(PEERS)/etcd ## 200 rounds of kill -9 under load, embedded and external etcd (CRASH_ROUNDS=n)
 	go test -count=1 -v -run Crash -timeout 60m ./test/ -crash.rounds=$(CRASH_ROUNDS)
 
+FAULT_KILLS ?= 500
+FAULT_AWAY ?= 10m
+.PHONY: faults
+faults: build ## what the proxy must bear: 500 times kill -9, the API gone for 10 minutes, refusals, drift (FAULT_KILLS=n, FAULT_AWAY=t; half an hour)
+	@hack/need ip nft iptables
+	go test -count=1 -v -run 'Faults|Affinity|Drift|ModeSwitch' -parallel 4 -timeout 90m ./test/ -faults.kills=$(FAULT_KILLS) -faults.away=$(FAULT_AWAY)
+
 FUZZ_TIME ?= 5m
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZ_TIME (5m) each

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -415,7 +417,22 @@ func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
 		if kubeconfig == "" {
 			return nil, fmt.Errorf("no API server known: give --kubeconfig, or set KUBECONFIG")
 		}
+		if clientcmd.IsEmptyConfig(err) {
+			err = errors.New("it names no API server: give one's kubeconfig, such as DATA-DIR/admin.kubeconfig of a portal server")
+		}
 		return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
 	}
+	if err := usable(config); err != nil {
+		return nil, fmt.Errorf("--kubeconfig %s: %w", cmp.Or(kubeconfig, "(as for kubectl)"), err)
+	}
 	return config, nil
+}
+
+// usable says what is wrong with an API server's address or certificates, while it is known where they are from.
+func usable(config *rest.Config) error {
+	if _, _, err := rest.DefaultServerUrlFor(config); err != nil {
+		return err
+	}
+	_, err := rest.TransportFor(config)
+	return err
 }

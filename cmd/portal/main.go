@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -20,8 +21,12 @@ type usageError struct{ error }
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// The first signal asks for an orderly end; a second one gets the default treatment.
-	context.AfterFunc(ctx, stop)
+	// The first signal asks for an orderly end; a second one gets the default treatment, unless it is the same once more:
+	// timeout(1), for one, sends it to the process and to its group.
+	context.AfterFunc(ctx, func() {
+		time.Sleep(time.Second)
+		stop()
+	})
 	os.Exit(run(ctx, os.Args[1:], os.Stderr))
 }
 

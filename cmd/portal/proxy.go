@@ -168,7 +168,7 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy.Config, modes []backend.Mode, api *rest.Config,
 	beside func(context.Context, *proxy.Proxy),
 ) error {
-	sources := []intent.Source{intent.Services, intent.EndpointSlices, intent.Nodes}
+	sources := []intent.Source{intent.Services, intent.EndpointSlices, intent.Nodes, intent.ServiceCIDRs}
 	cluster := intent.NewCluster(sources...)
 	w, err := watch.New(cluster, watch.Options{
 		Config: api, Sources: sources, Node: config.Node, ServiceSelector: serviceSelector(config.ProxyName),
@@ -177,7 +177,7 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 	if err != nil {
 		return err
 	}
-	health := &proxy.Health{Node: func() *intent.Node { return cluster.Node(config.Node) }}
+	health := &proxy.Health{Node: func() *intent.Node { return cluster.Node(config.Node) }, Listed: cluster.Complete}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	checks := healthcheck.New(log, health.Healthy)

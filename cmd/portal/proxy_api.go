@@ -1,10 +1,12 @@
 package main
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
+	"strings"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,14 +17,21 @@ import (
 )
 
 func (o *proxyOptions) api() (*rest.Config, error) {
-	if o.master != "" && o.kubeconfig == "" {
-		return &rest.Config{Host: o.master}, nil
+	if o.master == "" {
+		return apiConfig(o.kubeconfig)
 	}
-	config, err := apiConfig(o.kubeconfig)
-	if err == nil && o.master != "" {
-		config.Host = o.master
+	config := &rest.Config{}
+	if o.kubeconfig != "" {
+		var err error
+		if config, err = apiConfig(o.kubeconfig); err != nil {
+			return nil, err
+		}
 	}
-	return config, err
+	config.Host = o.master
+	if err := usable(config); err != nil {
+		return nil, fmt.Errorf("--master: %w", err)
+	}
+	return config, nil
 }
 
 func serviceSelector(proxyName string) string {
@@ -48,7 +57,7 @@ func tellAPI(log *slog.Logger, host string) func(watch.Status) {
 		}
 		switch {
 		case before == 0 && len(away) > 0:
-			why, hint := apiTrouble(st.Err)
+			why, hint := apiTrouble(st.Err, host)
 			log.Warn("the API does not answer; traffic goes on as last known, and it is tried again", "api", host, "why", why, "hint", hint)
 		case before > 0 && len(away) == 0:
 			log.Info("the API answers again", "api", host)
@@ -59,13 +68,21 @@ func tellAPI(log *slog.Logger, host string) func(watch.Status) {
 }
 
 // apiTrouble says in few words why the API does not answer, and what could be done.
-func apiTrouble(err error) (why, hint string) {
+func apiTrouble(err error, host string) (why, hint string) {
 	var unreached *url.Error
+	var stranger x509.UnknownAuthorityError
+	var misnamed x509.HostnameError
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return err.Error(), "the credentials in the kubeconfig are not accepted"
+		return err.Error(), "the credentials in the kubeconfig are not accepted: get new ones"
 	case apierrors.IsForbidden(err):
-		return err.Error(), "this user may not list and watch services, endpointslices and nodes"
+		return err.Error(), "let this user list and watch services, endpointslices, nodes and servicecidrs"
+	case apierrors.IsBadRequest(err) && strings.HasPrefix(host, "http://"):
+		return err.Error(), "perhaps the server speaks https: say so in the kubeconfig"
+	case errors.As(err, &stranger):
+		return stranger.Error(), "the certificate authority in the kubeconfig is not this server's: get the server's own kubeconfig"
+	case errors.As(err, &misnamed):
+		return misnamed.Error(), "use an address in the kubeconfig that the server's certificate is for"
 	case errors.As(err, &unreached):
 		return unreached.Err.Error(), "is the server running, and its address in the kubeconfig right?"
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 )
@@ -17,11 +18,12 @@ const (
 	Nodes
 	Namespaces
 	Pods
+	ServiceCIDRs
 	sources
 )
 
 func (s Source) String() string {
-	return [...]string{"services", "endpointslices", "nodes", "namespaces", "pods"}[s]
+	return [...]string{"services", "endpointslices", "nodes", "namespaces", "pods", "servicecidrs"}[s]
 }
 
 // Cluster is the current intent. One writer changes it; any number of readers follow it through a Feed.
@@ -31,6 +33,7 @@ type Cluster struct {
 	nodes      map[string]*Node
 	namespaces map[string]*Namespace
 	pods       map[Key]*Pod
+	ranges     map[string]*ServiceCIDR
 	wanted     [sources]bool // sources that will be listed
 	listed     [sources]bool // sources that have been
 	feeds      []*Feed
@@ -43,7 +46,7 @@ type Cluster struct {
 func NewCluster(wanted ...Source) *Cluster {
 	c := &Cluster{
 		services: whole{}, nodes: map[string]*Node{}, namespaces: map[string]*Namespace{},
-		pods: map[Key]*Pod{}, owner: map[Key]string{},
+		pods: map[Key]*Pod{}, ranges: map[string]*ServiceCIDR{}, owner: map[Key]string{},
 	}
 	for _, s := range wanted {
 		c.wanted[s] = true
@@ -164,6 +167,16 @@ func (c *Cluster) DeletePod(k Key) {
 	unset(c, c.pods, k, func(d *Changes) map[Key]struct{} { return d.Pods })
 }
 
+// SetServiceCIDR adds or replaces a range of Services' addresses.
+func (c *Cluster) SetServiceCIDR(r *ServiceCIDR) {
+	set(c, c.ranges, r.Name, r, func(d *Changes) map[string]struct{} { return d.ServiceCIDRs })
+}
+
+// DeleteServiceCIDR removes a range.
+func (c *Cluster) DeleteServiceCIDR(name string) {
+	unset(c, c.ranges, name, func(d *Changes) map[string]struct{} { return d.ServiceCIDRs })
+}
+
 func set[K comparable, V any](c *Cluster, m map[K]V, k K, v V, dirty func(*Changes) map[K]struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -257,6 +270,26 @@ func (c *Cluster) Pod(k Key) *Pod {
 	return c.pods[k]
 }
 
+// ServiceCIDR returns a range, nil for none.
+func (c *Cluster) ServiceCIDR(name string) *ServiceCIDR {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.ranges[name]
+}
+
+// ServicePrefixes are the prefixes of all ranges, in order and without duplicates.
+func (c *Cluster) ServicePrefixes() (out []netip.Prefix) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, r := range c.ranges {
+		out = append(out, r.Prefixes...)
+	}
+	slices.SortFunc(out, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	return slices.Compact(out)
+}
+
 // Keys lists what a source holds at the moment: for a writer that replaces everything, and for people.
 func (c *Cluster) Keys(s Source) []Key {
 	c.mu.RLock()
@@ -279,6 +312,10 @@ func (c *Cluster) Keys(s Source) []Key {
 		}
 	case Namespaces:
 		for name := range c.namespaces {
+			out = append(out, Key{Name: name})
+		}
+	case ServiceCIDRs:
+		for name := range c.ranges {
 			out = append(out, Key{Name: name})
 		}
 	}
@@ -307,10 +344,12 @@ type Changes struct {
 	Nodes      map[string]struct{}
 	Namespaces map[string]struct{}
 	Pods       map[Key]struct{}
+	// ServiceCIDRs are by name.
+	ServiceCIDRs map[string]struct{}
 }
 
 func newChanges() *Changes {
-	return &Changes{map[Key]struct{}{}, map[string]struct{}{}, map[string]struct{}{}, map[Key]struct{}{}}
+	return &Changes{map[Key]struct{}{}, map[string]struct{}{}, map[string]struct{}{}, map[Key]struct{}{}, map[string]struct{}{}}
 }
 
 // Feed collects changes for one reader. However slow the reader, a key waits in it once.
@@ -335,6 +374,9 @@ func (c *Cluster) Follow() *Feed {
 	}
 	for k := range c.pods {
 		f.dirty.Pods[k] = struct{}{}
+	}
+	for k := range c.ranges {
+		f.dirty.ServiceCIDRs[k] = struct{}{}
 	}
 	f.wake <- struct{}{}
 	c.feeds = append(c.feeds, f)

@@ -208,6 +208,12 @@ type Node struct {
 	Deleting bool
 }
 
+// ServiceCIDR is a range that Services' addresses are taken from.
+type ServiceCIDR struct {
+	Name     string
+	Prefixes []netip.Prefix
+}
+
 // Pod is a Pod, as far as names need it.
 type Pod struct {
 	Key

@@ -154,6 +154,9 @@ type Facts struct {
 	// MasqueradeAll rewrites the source of everything sent to a cluster IP.
 	MasqueradeAll bool
 	NodePorts     NodePorts
+	// ServicePrefixes are where cluster IPs are taken from: what goes to one that no Service has is dropped, unless it is
+	// this node's. Empty where the mode doesn't do so.
+	ServicePrefixes []netip.Prefix
 	// ProxyName is the value of the label service.kubernetes.io/service-proxy-name for which this proxy is responsible;
 	// usually empty, which means Services without it.
 	ProxyName string

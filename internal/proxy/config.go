@@ -77,8 +77,8 @@ func (n *NodePortAddresses) empty() bool {
 var loopback4, loopback6 = netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")
 
 // facts puts together what a plan must know: the node as the API has it (nil: not known there), the addresses of its
-// interfaces, and what was configured, some of which the mode has its own habits about.
-func (c *Config) facts(node *intent.Node, local []netip.Addr, mode string) *plan.Facts {
+// interfaces, the prefixes of Services' addresses, and what was configured, some of which the mode has its own habits about.
+func (c *Config) facts(node *intent.Node, local []netip.Addr, services []netip.Prefix, mode string) *plan.Facts {
 	f := &plan.Facts{Node: c.Node, MasqueradeAll: c.MasqueradeAll, ProxyName: c.ProxyName}
 	if node != nil {
 		f.Zone = node.Labels["topology.kubernetes.io/zone"]
@@ -87,6 +87,9 @@ func (c *Config) facts(node *intent.Node, local []netip.Addr, mode string) *plan
 	f.Families = c.families(f.Addrs)
 	f.Pods = c.detector(node)
 	f.NodePorts = c.nodePorts(f, local, mode)
+	if mode == "nftables" {
+		f.ServicePrefixes = services
+	}
 	return f
 }
 

@@ -47,7 +47,7 @@ func TestNodePortAddresses(t *testing.T) {
 				t.Fatal(err)
 			}
 			config := Config{Families: []intent.Family{intent.IPv4, intent.IPv6}, NodePorts: n, LocalhostNodePorts: true}
-			if got := where(config.facts(node, local, c.mode).NodePorts); got != c.want {
+			if got := where(config.facts(node, local, nil, c.mode).NodePorts); got != c.want {
 				t.Errorf("served at %s, want %s", got, c.want)
 			}
 		})
@@ -87,7 +87,7 @@ func TestFactsOfNode(t *testing.T) {
 		{"interfaces", Config{DetectLocal: DetectInterfacePrefix, InterfacePrefix: "veth"}, node, "[192.0.2.1 2001:db8::1 198.51.100.1] [4 6] {[]  veth}"},
 	} {
 		c.config.Families = both
-		f := c.config.facts(c.node, local, "nftables")
+		f := c.config.facts(c.node, local, nil, "nftables")
 		if got := fmt.Sprint(f.Addrs, f.Families, f.Pods); got != c.want {
 			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
 		}

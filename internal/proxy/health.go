@@ -15,10 +15,12 @@ const lateAfter = time.Minute
 
 // Health knows whether the proxy keeps up, and answers /healthz and /livez as kube-proxy does.
 type Health struct {
-	// Node returns the node as the API has it, nil for unknown.
-	Node func() *intent.Node
+	// Node returns the node as the API has it, nil for unknown. Listed says whether all has been read from there.
+	Node   func() *intent.Node
+	Listed func() bool
 
 	mu      sync.Mutex
+	known   bool // there has been a Node
 	updated map[intent.Family]time.Time
 	waiting time.Time // since when the oldest change does; zero: none does
 	answers func(path string, code int)
@@ -57,10 +59,23 @@ func (h *Health) healthy(now time.Time) bool {
 	return len(h.updated) == 0 || h.waiting.IsZero() || now.Sub(h.waiting) < lateAfter
 }
 
-// Eligible says whether balancers may send traffic to this node: it is known and not on its way out.
+// Known says that the API has had a Node for this machine.
+func (h *Health) Known() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.known = true
+}
+
+// Eligible says whether balancers may send traffic to this node: it is not on its way out. A machine that never had a
+// Node, since nobody registers any, is not; one whose Node has gone is.
 func (h *Health) Eligible() bool {
 	n := h.Node()
-	if n == nil || n.Deleting {
+	if n == nil {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return !h.known && h.Listed()
+	}
+	if n.Deleting {
 		return false
 	}
 	for _, t := range n.Taints {

@@ -11,7 +11,8 @@ import (
 	"portal/internal/intent"
 )
 
-// TestHealth: /healthz fails when a change waits too long or the node leaves; /livez only for the former.
+// TestHealth: /healthz fails when a change waits too long or the node leaves; /livez only for the former. A machine that
+// never had a Node does not leave.
 func TestHealth(t *testing.T) {
 	in(t, nil, func(w *world) {
 		expect := func(when string, healthz, livez int) {
@@ -40,11 +41,16 @@ func TestHealth(t *testing.T) {
 			w.cluster.SetNode(n)
 			w.settle()
 		}
-		expect("no Node", 503, 200)
-		node(func(*intent.Node) {})
-		expect("starting", 200, 200)
+		expect("nothing known yet", 503, 200)
 		w.listed()
-		expect("synced", 200, 200)
+		expect("synced, and there is no Node", 200, 200)
+		node(func(*intent.Node) {})
+		expect("a Node", 200, 200)
+		w.cluster.DeleteNode("n1")
+		w.settle()
+		expect("its Node has gone", 503, 200)
+		node(func(*intent.Node) {})
+		expect("it is back", 200, 200)
 		w.after(time.Hour)
 		expect("nothing to do for an hour", 200, 200)
 		node(func(n *intent.Node) { n.Taints = []intent.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}} })

@@ -161,7 +161,7 @@ func jitter(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 // take notes what has changed.
 func (p *Proxy) take(c *intent.Changes) {
 	_, node := c.Nodes[p.Config.Node]
-	p.newFacts = p.newFacts || node
+	p.newFacts = p.newFacts || node || len(c.ServiceCIDRs) > 0
 	for k := range c.Services {
 		if _, noted := p.dirty[k]; !noted {
 			p.dirty[k] = struct{}{}
@@ -253,6 +253,9 @@ func (p *Proxy) refreshFacts() {
 	// A Node that is away for a moment (it registers anew, say) is taken to be as it was.
 	if n := p.Cluster.Node(p.Config.Node); n != nil {
 		p.node = n
+		p.Health.Known()
+	} else if p.snap == nil {
+		p.Log.Info("the API has no Node of this name; the addresses of its interfaces are taken for it", "node", p.Config.Node)
 	}
 	local, err := p.Local.List()
 	if err != nil {
@@ -261,7 +264,7 @@ func (p *Proxy) refreshFacts() {
 		p.local = local
 	}
 	p.newFacts = err != nil
-	facts := p.Config.facts(p.node, p.local, p.status.Mode)
+	facts := p.Config.facts(p.node, p.local, p.Cluster.ServicePrefixes(), p.status.Mode)
 	if p.snap == nil {
 		p.snap = plan.NewSnapshot(facts)
 		return

@@ -169,7 +169,7 @@ func in(t *testing.T, change func(*Options), test func(w *world)) {
 		w.local = &addresses{[]netip.Addr{netip.MustParseAddr("192.0.2.1")}, make(chan struct{}, 1)}
 		o := Options{
 			Cluster: w.cluster, Config: Config{Node: "n1", Families: []intent.Family{intent.IPv4}}, Modes: []backend.Mode{w.kernel}, Mode: "auto",
-			Local: w.local, Flows: &w.flows, Checks: &w.checks, Health: &Health{Node: func() *intent.Node { return w.cluster.Node("n1") }},
+			Local: w.local, Flows: &w.flows, Checks: &w.checks, Health: &Health{Node: func() *intent.Node { return w.cluster.Node("n1") }, Listed: w.cluster.Complete},
 			Log: slog.New(slog.DiscardHandler),
 		}
 		if change != nil {
@@ -382,6 +382,11 @@ func TestFacts(t *testing.T) {
 			w.Error("a Node that is away took its zone along")
 		}
 		w.expect(3, placeA)
+		w.cluster.SetServiceCIDR(&intent.ServiceCIDR{Name: "kubernetes", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}})
+		w.settle()
+		if p := w.kernel.facts.ServicePrefixes; fmt.Sprint(p) != "[10.96.0.0/16]" {
+			w.Errorf("the prefixes of Services are %v", p)
+		}
 	})
 }
 

@@ -41,6 +41,8 @@ type State struct {
 	PodInterface      string         `json:"podInterface,omitempty"`
 	PodInterfaceNames string         `json:"podInterfacePrefix,omitempty"`
 	NodePorts         NodePortState  `json:"nodePorts"`
+	// ServicePrefixes are the ranges in which addresses that no Service has are dropped.
+	ServicePrefixes []netip.Prefix `json:"servicePrefixes,omitempty"`
 
 	// Complete: everything has been listed from the API; before, nothing is told to the kernel.
 	Complete         bool      `json:"complete"`
@@ -153,6 +155,7 @@ func (s *State) describe(f *plan.Facts) {
 	}
 	s.PodPrefixes, s.PodInterface, s.PodInterfaceNames = f.Pods.Prefixes, f.Pods.Interface, f.Pods.InterfacePrefix
 	s.NodePorts = NodePortState{f.NodePorts.All, f.NodePorts.Addrs, f.NodePorts.Loopback}
+	s.ServicePrefixes = f.ServicePrefixes
 }
 
 func (s *State) add(frontends []*plan.Frontend, acked map[intent.Key]time.Time, refused map[plan.FrontendKey]error) {

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Root is the repository's folder.
@@ -58,6 +60,11 @@ type Process struct {
 
 // Start runs a program with its output in dir/name.log.
 func Start(dir, name, path string, args ...string) (*Process, error) {
+	return StartIn(-1, dir, name, path, args...)
+}
+
+// StartIn is Start in a network namespace, given by a descriptor; -1: the caller's own.
+func StartIn(namespace int, dir, name, path string, args ...string) (*Process, error) {
 	log := filepath.Join(dir, name+".log")
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -73,8 +80,16 @@ func Start(dir, name, path string, args ...string) (*Process, error) {
 	go func() {
 		// Pdeathsig is about the thread that started the child, so that thread must live as long as the child.
 		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := p.cmd.Start()
+		var err error
+		if namespace >= 0 {
+			// Never unlocked: the thread, which is in a strange namespace now, ends with the goroutine.
+			err = unix.Setns(namespace, unix.CLONE_NEWNET)
+		} else {
+			defer runtime.UnlockOSThread()
+		}
+		if err == nil {
+			err = p.cmd.Start()
+		}
 		started <- err
 		if err == nil {
 			p.err = p.cmd.Wait()

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 
 	"portal/internal/intent"
 )
@@ -218,6 +219,11 @@ func Pod(p *corev1.Pod) *intent.Pod {
 // Namespace strips a namespace to intent.
 func Namespace(n *corev1.Namespace) *intent.Namespace {
 	return &intent.Namespace{Name: intern(n.Name), Labels: n.Labels}
+}
+
+// ServiceCIDR strips a range to intent.
+func ServiceCIDR(r *networkingv1.ServiceCIDR) *intent.ServiceCIDR {
+	return &intent.ServiceCIDR{Name: r.Name, Prefixes: prefixes(r.Spec.CIDRs)}
 }
 
 func serviceType(t corev1.ServiceType) intent.ServiceType {

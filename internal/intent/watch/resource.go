@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,6 +27,8 @@ type resource struct {
 	each   func(list metav1.ListInterface, do func(runtime.Object))
 	apply  func(runtime.Object) intent.Key
 	remove func(intent.Key)
+	// optional: an API without it, or one that doesn't show it to us, is as one that has none of it.
+	optional bool
 }
 
 // key names an object; cluster-wide ones have no namespace.
@@ -36,13 +39,14 @@ func (resource) key(obj runtime.Object) intent.Key {
 	return intent.Key{}
 }
 
-// clients talk to the two API groups that intent comes from, and know no other.
-type clients struct{ core, discovery *rest.RESTClient }
+// clients talk to the API groups that intent comes from, and know no other.
+type clients struct{ core, discovery, networking *rest.RESTClient }
 
 func newClients(config *rest.Config) (*clients, error) {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(corev1.AddToScheme(scheme))
 	utilruntime.Must(discoveryv1.AddToScheme(scheme))
+	utilruntime.Must(networkingv1.AddToScheme(scheme))
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	codecs := serializer.NewCodecFactory(scheme)
 	client := func(gv schema.GroupVersion, path string) (*rest.RESTClient, error) {
@@ -58,7 +62,11 @@ func newClients(config *rest.Config) (*clients, error) {
 		return nil, err
 	}
 	discovery, err := client(discoveryv1.SchemeGroupVersion, "/apis")
-	return &clients{core, discovery}, err
+	if err != nil {
+		return nil, err
+	}
+	networking, err := client(networkingv1.SchemeGroupVersion, "/apis")
+	return &clients{core, discovery, networking}, err
 }
 
 // identity tells one cluster from another: the UID of a namespace that every cluster has. Empty where there is none or
@@ -97,6 +105,12 @@ func (c *clients) resource(cluster *intent.Cluster, s intent.Source, o Options) 
 		return bind(c.core, "namespaces", metav1.ListOptions{LabelSelector: o.NamespaceSelector}, Namespace,
 			func(k intent.Key) *intent.Namespace { return cluster.Namespace(k.Name) },
 			cluster.SetNamespace, func(k intent.Key) { cluster.DeleteNamespace(k.Name) })
+	case intent.ServiceCIDRs:
+		r := bind(c.networking, "servicecidrs", metav1.ListOptions{}, ServiceCIDR,
+			func(k intent.Key) *intent.ServiceCIDR { return cluster.ServiceCIDR(k.Name) },
+			cluster.SetServiceCIDR, func(k intent.Key) { cluster.DeleteServiceCIDR(k.Name) })
+		r.optional = true
+		return r
 	default:
 		return bind(c.core, "pods", metav1.ListOptions{}, Pod, cluster.Pod, cluster.SetPod, cluster.DeletePod)
 	}

@@ -103,6 +103,8 @@ const (
 	minBackoff = 50 * time.Millisecond
 	// maxBackoff bounds how stale records can be once the API is back.
 	maxBackoff = time.Second
+	// absentFor is how long an API counts as one without a kind that not all have.
+	absentFor = 5 * time.Minute
 )
 
 // errRelist: what has been seen cannot be continued; only a full list helps.
@@ -116,6 +118,12 @@ func (s *source) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		if s.optional && s.absent(err) {
+			if !wait(ctx, absentFor) {
+				return
+			}
+			continue
+		}
 		if err == nil || errors.Is(err, errRelist) {
 			if time.Since(began) > maxBackoff {
 				backoff = minBackoff
@@ -123,16 +131,32 @@ func (s *source) run(ctx context.Context) {
 		} else {
 			s.set(func(st *Status) { st.Connected, st.Err = false, err })
 		}
-		select {
-		case <-ctx.Done():
+		if !wait(ctx, backoff/2+rand.N(backoff)/2) {
 			return
-		case <-time.After(backoff/2 + rand.N(backoff)/2):
 		}
 		backoff = min(2*backoff, maxBackoff)
 		if err == nil {
 			backoff = minBackoff
 		}
 	}
+}
+
+func wait(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// absent says whether an error means that the API has nothing of the kind for us. Whatever it answers, nobody waits for it.
+func (s *source) absent(err error) bool {
+	var answer apierrors.APIStatus
+	if errors.As(err, &answer) {
+		s.cluster.MarkListed(s.status.Source)
+	}
+	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
 }
 
 // step makes sure that there is a version to watch from, and watches until something ends it.

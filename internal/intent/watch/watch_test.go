@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
@@ -85,6 +86,36 @@ func TestForgottenHistoryIsListedAgain(t *testing.T) {
 	eventually(t, 5*time.Second, "renewed", func() bool {
 		return cluster.Entry(intent.Key{Namespace: "default", Name: "new"}) != nil && cluster.Entry(intent.Key{Namespace: "default", Name: "old"}) == nil
 	})
+}
+
+func TestServiceCIDRs(t *testing.T) {
+	api := watchtest.New(100, "u1")
+	one := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "one"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"fd00:96::/112", "10.96.0.0/16"}}}
+	api.Put(one)
+	cluster, _ := watched(t, api, intent.Services, intent.ServiceCIDRs)
+	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	expect := func(want string) {
+		t.Helper()
+		eventually(t, 2*time.Second, want, func() bool { return fmt.Sprint(cluster.ServicePrefixes()) == want })
+	}
+	expect("[10.96.0.0/16 fd00:96::/112]")
+	api.Put(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "two"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.50.0.0/24", "10.96.0.0/16"}}})
+	expect("[10.50.0.0/24 10.96.0.0/16 fd00:96::/112]")
+	api.Delete(one)
+	expect("[10.50.0.0/24 10.96.0.0/16]")
+}
+
+// An API from before there were ServiceCIDRs is complete without, and counts as connected.
+func TestNoServiceCIDRs(t *testing.T) {
+	api := watchtest.New(100, "u1")
+	api.Old = true
+	cluster, w := watched(t, api, intent.Services, intent.ServiceCIDRs)
+	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	for _, st := range w.Status() {
+		if st.Err != nil {
+			t.Errorf("%s: %v", st.Source, st.Err)
+		}
+	}
 }
 
 // A server that comes back with other objects, whose versions look like a continuation, must not be mistaken for the

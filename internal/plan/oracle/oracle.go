@@ -68,8 +68,11 @@ func Judge(s *plan.Snapshot, p Packet) Answer {
 	a := Answer{Origin: originOf(&s.Facts.Pods, src, p), src: src}
 	a.Frontend = frontend(s, dst, p)
 	if a.Frontend == nil {
-		if s.ClusterIPs[dst] > 0 {
+		switch {
+		case s.ClusterIPs[dst] > 0:
 			a.Verdict = Reject
+		case !p.DstLocal && contain(s.Facts.ServicePrefixes, dst):
+			a.Verdict = Drop
 		}
 		return a
 	}
@@ -137,11 +140,12 @@ func takesNodePorts(n *plan.NodePorts, dst netip.Addr, local bool) bool {
 }
 
 func mayCome(sources []netip.Prefix, src netip.Addr) bool {
-	if sources == nil {
-		return true
-	}
-	for _, prefix := range sources {
-		if prefix.Contains(src) {
+	return sources == nil || contain(sources, src)
+}
+
+func contain(list []netip.Prefix, a netip.Addr) bool {
+	for _, prefix := range list {
+		if prefix.Contains(a) {
 			return true
 		}
 	}

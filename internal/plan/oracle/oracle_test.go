@@ -21,6 +21,7 @@ func snapshot(nodePorts plan.NodePorts) *plan.Snapshot {
 	f := &plan.Facts{
 		Node: "n1", Families: []intent.Family{intent.IPv4}, Addrs: []netip.Addr{netip.MustParseAddr(here)},
 		Pods: plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Interface: "br0"}, NodePorts: nodePorts,
+		ServicePrefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24")},
 	}
 	s := plan.NewSnapshot(f)
 	port := []intent.Port{{Protocol: intent.TCP, Port: 80, NodePort: 30080}}
@@ -62,7 +63,9 @@ func TestJudge(t *testing.T) {
 		{"another port of a cluster IP", all, client, "10.96.0.1:81", Packet{In: "eth0"}, want{verdict: Reject}},
 		{"another protocol of a cluster IP", all, client, "10.96.0.1:80", Packet{Protocol: intent.UDP}, want{verdict: Reject}},
 		{"no endpoints", all, client, "10.96.0.2:80", Packet{In: "eth0"}, want{verdict: Reject}},
-		{"nobody's address", all, client, "10.96.0.3:80", Packet{In: "eth0"}, want{verdict: Pass}},
+		{"nobody's address", all, client, "10.97.0.3:80", Packet{In: "eth0"}, want{verdict: Pass}},
+		{"a service address that nobody has", all, client, "10.96.0.3:80", Packet{In: "eth0"}, want{verdict: Drop}},
+		{"a service address that the node has", all, client, "10.96.0.3:80", Packet{In: "eth0", DstLocal: true}, want{verdict: Pass}},
 		{"outside to the balancer", all, client, "203.0.113.1:80", Packet{In: "eth0"}, want{Forward, local, false}},
 		{"outside to the balancer, not invited", all, "192.0.2.9", "203.0.113.1:80", Packet{In: "eth0"}, want{verdict: Drop}},
 		{"a Pod's short cut", all, "10.244.1.9", "203.0.113.1:80", Packet{In: "br0"}, want{Forward, both, false}},

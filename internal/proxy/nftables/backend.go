@@ -55,7 +55,8 @@ func (t *tables) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Del
 
 // sameRules says whether the rules are the same for both facts.
 func sameRules(a, b *plan.Facts) bool {
-	return reflect.DeepEqual(a.Families, b.Families) && reflect.DeepEqual(a.Pods, b.Pods) && reflect.DeepEqual(a.NodePorts, b.NodePorts)
+	return reflect.DeepEqual(a.Families, b.Families) && reflect.DeepEqual(a.Pods, b.Pods) && reflect.DeepEqual(a.NodePorts, b.NodePorts) &&
+		reflect.DeepEqual(a.ServicePrefixes, b.ServicePrefixes)
 }
 
 // blame collects who is refused.

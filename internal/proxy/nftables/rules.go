@@ -174,6 +174,20 @@ func (r *ruler) dispatch(n *plan.NodePorts) [][]expr.Any {
 	}
 }
 
+// unallocated are the rules for service addresses that are nobody's. They come after everybody's DNAT, ours and others'.
+func (r *ruler) unallocated(services []netip.Prefix) (out [][]expr.Any) {
+	for _, p := range services {
+		if p.Addr().Is4() != (r.width == 4) {
+			continue
+		}
+		local := isLocal(false)
+		local[len(local)-1].(*expr.Cmp).Op = expr.CmpOpNeq
+		rule := append([]expr.Any{r.destination(reg0)}, r.within(p)...)
+		out = append(out, append(append(rule, local...), &expr.Verdict{Kind: expr.VerdictDrop}))
+	}
+	return out
+}
+
 // rejection answers that nobody is there. A reset reaches a process on this node even while connect holds its socket,
 // when an ICMP message would be lost.
 func (r *ruler) rejection() [][]expr.Any {

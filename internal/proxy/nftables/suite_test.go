@@ -8,5 +8,5 @@ import (
 )
 
 func TestSuite(t *testing.T) {
-	backendtest.Run(t, func() backend.Mode { return New(Options{}) }, backendtest.Options{})
+	backendtest.Run(t, func() backend.Mode { return New(Options{}) }, backendtest.Options{DropsUnallocated: true})
 }

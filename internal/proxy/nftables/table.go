@@ -86,13 +86,15 @@ func (t *table) undoes(f func()) {
 
 // base are the rules and sets that are there whatever the Services.
 func (t *table) base(b *batch, f *plan.Facts) {
-	const dnat, snat = -100, 100
+	// Before anybody's srcnat, since a flow with a rewritten source is not looked at any more.
+	const dnat, nobody, snat = -100, 99, 100
 	chains := []struct {
 		name string
 		at   *hook
 	}{
 		{"prerouting", &hook{unix.NF_INET_PRE_ROUTING, dnat}},
 		{"output", &hook{unix.NF_INET_LOCAL_OUT, dnat}},
+		{"nobody", &hook{unix.NF_INET_POST_ROUTING, nobody}},
 		{"postrouting", &hook{unix.NF_INET_POST_ROUTING, snat}},
 		{rejectChain, nil},
 	}
@@ -126,6 +128,7 @@ func (t *table) baseRules(f *plan.Facts) (out []baseRule) {
 	}
 	add("prerouting", t.dispatch(&f.NodePorts))
 	add("output", t.dispatch(&f.NodePorts))
+	add("nobody", t.unallocated(f.ServicePrefixes))
 	add("postrouting", t.rewriting())
 	add(rejectChain, t.rejection())
 	return out

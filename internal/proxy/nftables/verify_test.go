@@ -248,7 +248,7 @@ func TestIdleShapesGo(t *testing.T) {
 	}
 	verify(t, be, s)
 	left, err := be.socket.inventory(be.byFamily[intent.IPv4].layout)
-	if err != nil || len(left.chains) != len(be.byFamily[intent.IPv4].shapes)+4 {
+	if err != nil || len(left.chains) != len(be.byFamily[intent.IPv4].shapes)+5 {
 		t.Errorf("%d chains for %d shapes (%v)", len(left.chains), len(be.byFamily[intent.IPv4].shapes), err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,8 +22,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Server serves Services, EndpointSlices, Namespaces, Nodes and Pods.
+// Server serves Services, EndpointSlices, Namespaces, Nodes, Pods and ServiceCIDRs.
 type Server struct {
+	// Old: it serves no ServiceCIDRs.
+	Old     bool
 	mu      sync.Mutex
 	version int
 	oldest  int // events up to here are forgotten
@@ -46,6 +49,7 @@ type event struct {
 var kinds = map[string][2]string{
 	"services": {"v1", "Service"}, "namespaces": {"v1", "Namespace"}, "nodes": {"v1", "Node"}, "pods": {"v1", "Pod"},
 	"endpointslices": {"discovery.k8s.io/v1", "EndpointSlice"},
+	"servicecidrs":   {"networking.k8s.io/v1", "ServiceCIDR"},
 }
 
 // New returns a server with a store that holds the namespaces kube-system and default, listening nowhere yet. Its
@@ -93,6 +97,8 @@ func resourceOf(o runtime.Object) string {
 		return "nodes"
 	case *corev1.Pod:
 		return "pods"
+	case *networkingv1.ServiceCIDR:
+		return "servicecidrs"
 	}
 	panic(fmt.Sprintf("watchtest serves no %T", o))
 }
@@ -158,6 +164,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for i, p := range parts {
 		if _, ok := kinds[p]; !ok {
 			continue
+		}
+		if s.Old && p == "servicecidrs" {
+			status(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+			return
 		}
 		switch {
 		case len(parts) > i+1:

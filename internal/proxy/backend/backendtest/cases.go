@@ -90,7 +90,18 @@ func testFacts(t *testing.T, s *suite) {
 	}
 	local := netip.AddrPortFrom(addr("127.0.0.1"), 30001)
 	probes = append(probes, probe{from: s.node, src: local.Addr(), to: local, p: intent.TCP, tries: 3})
+	for _, nobody := range []string{"10.96.9.9", "fd00:96::9:9"} {
+		for _, from := range []*host{s.client, s.node, s.outside} {
+			probes = append(probes, probe{from: from, to: netip.AddrPortFrom(addr(nobody), 80), p: intent.TCP})
+			probes = append(probes, probe{from: from, to: netip.AddrPortFrom(addr(nobody), 53), p: intent.UDP})
+		}
+	}
 	for name, change := range map[string]func(*plan.Facts){
+		"unallocated": func(f *plan.Facts) {
+			if s.DropsUnallocated {
+				f.ServicePrefixes = []netip.Prefix{netip.MustParsePrefix(servicePrefix4), netip.MustParsePrefix(servicePrefix6)}
+			}
+		},
 		"masquerade all":   func(f *plan.Facts) { f.MasqueradeAll = true },
 		"pods unknown":     func(f *plan.Facts) { f.Pods = plan.Detector{} },
 		"pods by bridge":   func(f *plan.Facts) { f.Pods = plan.Detector{Interface: "cbr0"} },

@@ -25,6 +25,8 @@ type Options struct {
 	PassesOtherPorts bool
 	// PassesFromNode: what the node itself sends to an external or load-balancer IP without endpoints isn't rejected.
 	PassesFromNode bool
+	// DropsUnallocated: what goes to service addresses that nobody has is dropped.
+	DropsUnallocated bool
 	// Loopback: node ports are served on 127.0.0.1 too, where facts say so.
 	Loopback bool
 	// ForgetsAffinity: a restart makes clients choose again. RestartBreaks: it ends living flows.

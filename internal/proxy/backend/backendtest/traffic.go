@@ -29,6 +29,9 @@ func (w *world) serve(h *host) error {
 	return nil
 }
 
+// lifetime bounds how long a connection is kept for a client that never ends it.
+const lifetime = time.Hour
+
 func (w *world) listen(h *host, at netip.AddrPort) error {
 	var l *net.TCPListener
 	var u *net.UDPConn
@@ -51,7 +54,7 @@ func (w *world) listen(h *host, at netip.AddrPort) error {
 			}
 			go func() {
 				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(time.Minute))
+				_ = c.SetDeadline(time.Now().Add(lifetime))
 				fmt.Fprintf(c, "%s %s\n", at, c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap())
 				_, _ = io.Copy(c, c)
 			}()
