@@ -31,7 +31,7 @@ const trimEvery = 10 * time.Second
 func keepTrimmed(ctx context.Context) {
 	least := resident()
 	for wait(ctx, trimEvery) {
-		if resident() > least+least/4 {
+		if resident() > least+least/8 {
 			trim()
 			least = resident()
 		}
