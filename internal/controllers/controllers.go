@@ -147,6 +147,11 @@ func Run(ctx context.Context, cfg Config, selection Selection) error {
 		return nil
 	}
 	klog.FromContext(ctx).V(1).Info("Controllers have seen everything", "controllers", selection.String())
+	for _, r := range running {
+		if l, ok := r.(interface{ Listed() }); ok {
+			l.Listed()
+		}
+	}
 	if !cfg.mayWork(ctx) {
 		return nil
 	}

@@ -92,6 +92,9 @@ func (c *Controller) changed(now *corev1.Endpoints) {
 	}
 }
 
+// Listed says that the informers have seen everything.
+func (c *Controller) Listed() { c.queue.Listed() }
+
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) error {
 	// A Service may have gone while nobody was looking; its Endpoints follow it now. Those that old leader

@@ -88,6 +88,9 @@ func New(deps Deps) (*Controller, error) {
 	return c, c.watch()
 }
 
+// Listed says that the informers have seen everything.
+func (c *Controller) Listed() { c.queue.Listed() }
+
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) error {
 	var done sync.WaitGroup

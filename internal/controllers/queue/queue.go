@@ -46,6 +46,7 @@ type Queue struct {
 	opts Options
 	sync Sync
 	work workqueue.TypedRateLimitingInterface[Key]
+	lane *lanes
 
 	mu    sync.Mutex
 	rests map[Key]time.Time // until when a key rests
@@ -65,12 +66,16 @@ func New(opts Options, run Sync) *Queue {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
+	lane := newLanes()
+	order := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[Key]{Name: opts.Name, Clock: opts.Clock, Queue: lane})
+	delaying := workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[Key]{Name: opts.Name, Clock: opts.Clock, Queue: order})
 	return &Queue{
 		opts: opts,
 		sync: run,
+		lane: lane,
 		work: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](opts.FirstBackOff, opts.MaxBackOff),
-			workqueue.TypedRateLimitingQueueConfig[Key]{Name: opts.Name, Clock: opts.Clock},
+			workqueue.TypedRateLimitingQueueConfig[Key]{Name: opts.Name, Clock: opts.Clock, DelayingQueue: delaying},
 		),
 		rests: map[Key]time.Time{},
 		sweep: firstSweep,
@@ -82,6 +87,9 @@ func (q *Queue) Add(key Key) { q.work.Add(key) }
 
 // AddAfter calls a key dirty after a while.
 func (q *Queue) AddAfter(key Key, after time.Duration) { q.work.AddAfter(key, after) }
+
+// Listed says that all that was there when the informers began has been called dirty: from now on, what changes goes first.
+func (q *Queue) Listed() { q.lane.setListed() }
 
 // Len is how many keys wait for a worker now.
 func (q *Queue) Len() int { return q.work.Len() }
