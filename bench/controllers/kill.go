@@ -16,6 +16,9 @@ type killResult struct {
 	oldest   time.Duration // how long an endpoint of a dead Pod stayed
 }
 
+// standby is how long the second one stands by before it is needed.
+const standby = 20 * time.Second
+
 // killLeader runs two of Portal's controllers, rolls Pods over, and kills the leader in the middle.
 func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 	var r killResult
@@ -28,11 +31,16 @@ func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 	if err := c.waitForLeader(ctx); err != nil {
 		return r, err
 	}
+	if err := c.reacts(ctx); err != nil {
+		return r, err
+	}
 	second, err := c.startPortal()
 	if err != nil {
 		return r, err
 	}
 	defer second.kill()
+	// Nobody can see from outside when it has listed everything.
+	time.Sleep(standby)
 	if err := c.seen.until(ctx, 5*time.Minute, c.allWritten); err != nil {
 		return r, err
 	}
@@ -67,6 +75,20 @@ func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 	}
 	r.oldest = c.seen.oldest
 	return r, nil
+}
+
+// reacts waits until somebody is at work: a Pod's change reaches its slice.
+func (c *cluster) reacts(ctx context.Context) error {
+	for _, ready := range []bool{false, true} {
+		if err := c.setReady(ctx, c.namespaceOf(0), c.members[0][0], ready); err != nil {
+			return err
+		}
+		if err := c.seen.until(ctx, 5*time.Minute, func(o *observer) bool { return len(o.expected) == 0 }); err != nil {
+			return fmt.Errorf("the leader does nothing: %w", err)
+		}
+	}
+	c.seen.take()
+	return nil
 }
 
 func (c *cluster) waitForLeader(ctx context.Context) error {
