@@ -100,6 +100,9 @@ func run(o options) (bool, error) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if err := errors.Join(readAnew(o.portal), readAnew(o.kubeProxy)); err != nil {
+		return false, err
+	}
 	net, err := buildNetwork()
 	if err != nil {
 		return false, err

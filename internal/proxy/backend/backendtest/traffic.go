@@ -244,15 +244,25 @@ func (f *flow) hear(until time.Time) (string, error) {
 func (h *host) try(p intent.Protocol, src netip.Addr, dst netip.AddrPort, patience time.Duration) outcome {
 	until := time.Now().Add(patience)
 	f, err := h.open(p, src, dst)
-	o := outcome{}
 	var line string
-	if f != nil {
-		o.src = f.src
-		defer f.close()
-	}
 	if err == nil {
 		line, err = f.greet(until)
 	}
+	o := read(line, err)
+	if f != nil {
+		o.src = f.src
+		f.close()
+	}
+	return o
+}
+
+// answer waits for the answer to what was said.
+func (f *flow) answer(patience time.Duration) outcome {
+	return read(f.hear(time.Now().Add(patience)))
+}
+
+// read says what an answer, or none, means.
+func read(line string, err error) (o outcome) {
 	switch {
 	case err == nil:
 		var e error

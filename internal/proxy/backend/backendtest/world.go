@@ -299,6 +299,6 @@ func (w *world) uplinks() error {
 }
 
 // clients is how many further addresses outside has, for affinity.
-const clients = 16
+const clients = 48
 
 func clientAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, 31, 0, byte(120 + i)}) }
