@@ -29,7 +29,7 @@ cd /tmp
 cp %s portal
 cp %s kube-proxy
 export PORTAL_BINARY=/tmp/portal
-%s -portal /tmp/portal -kube-proxy /tmp/kube-proxy -modes ipvs -services 1000 -haproxy=false -churn 0 -connections 300
+%s -portal /tmp/portal -kube-proxy /tmp/kube-proxy -modes ipvs -services 1000 -haproxy=false -churn 0 -connections 300 -changes 5 -patience 10m
 `, vm.Host+harness.Portal(), vm.Host+real(b, harness.Peer("kube-proxy")), vm.Host+bench)})
 		if r.Exit != 0 {
 			b.Fatalf("exit %d after %v:\n%s", r.Exit, r.Took, r.Output)
