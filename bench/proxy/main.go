@@ -33,6 +33,7 @@ type options struct {
 	conns     int
 	churn     time.Duration
 	cut       time.Duration
+	patience  time.Duration
 	who       []string
 	portal    string
 	kubeProxy string
@@ -50,6 +51,7 @@ func main() {
 	flag.IntVar(&o.conns, "connections", 3000, "new connections whose first byte is timed")
 	flag.DurationVar(&o.churn, "churn", 20*time.Second, "how long endpoints change at 20 a second, for Portal; 0 leaves it out")
 	flag.DurationVar(&o.cut, "cut", 20*time.Minute, "after how long one that isn't ready is given up")
+	flag.DurationVar(&o.patience, "patience", time.Minute, "after how long a changed endpoint that isn't reached is a failure")
 	flag.StringVar(&o.portal, "portal", harness.Portal(), "Portal's binary")
 	flag.StringVar(&o.kubeProxy, "kube-proxy", harness.Peer("kube-proxy"), "kube-proxy's binary")
 	flag.BoolVar(&o.json, "json", false, "print JSON instead of a table")

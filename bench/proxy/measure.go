@@ -44,7 +44,7 @@ func measure(ctx context.Context, o options, net *network, c *cluster, who, mode
 
 	m := &mover{c: c}
 	defer func() { err = errors.Join(err, m.restore(ctx, o.endpoints)) }()
-	changes, err := m.oneByOne(ctx, o.changes)
+	changes, err := m.oneByOne(ctx, o.changes, o.patience)
 	if err != nil {
 		return out, fmt.Errorf("%w\n%s", err, p.Tail())
 	}
@@ -64,7 +64,7 @@ func measure(ctx context.Context, o options, net *network, c *cluster, who, mode
 // firstSync waits until the proxy has counted its first sync: packets may flow before it is over.
 func firstSync(ctx context.Context, o options) (n int, took float64, err error) {
 	for end := time.Now().Add(o.cut); ; time.Sleep(100 * time.Millisecond) {
-		n, d, err := syncs()
+		n, d, err := syncs(o.patience)
 		if n > 0 || err != nil || time.Now().After(end) || ctx.Err() != nil {
 			return n, d.Seconds(), errors.Join(err, ctx.Err())
 		}
@@ -103,13 +103,13 @@ type mover struct {
 }
 
 // oneByOne changes the endpoints of Services, one after the other, and returns how long each took from before its write.
-func (m *mover) oneByOne(ctx context.Context, n int) ([]time.Duration, error) {
+func (m *mover) oneByOne(ctx context.Context, n int, patience time.Duration) ([]time.Duration, error) {
 	var out []time.Duration
 	for k := range n {
 		// Long enough after the last change that nobody waits for the pause between two syncs to end.
 		time.Sleep(150*time.Millisecond + rand.N(100*time.Millisecond))
 		i := (k*7919 + 11) % m.c.services
-		took, err := m.move(ctx, i, time.Minute)
+		took, err := m.move(ctx, i, patience)
 		if err != nil {
 			return nil, err
 		}

@@ -60,8 +60,8 @@ func startProxy(o options, c *cluster, who, mode, dir string) (*harness.Process,
 }
 
 // syncs reads from a proxy's metrics how often it has told the kernel something, and how long that took in all.
-func syncs() (n int, took time.Duration, err error) {
-	client := http.Client{Timeout: 5 * time.Second}
+func syncs(patience time.Duration) (n int, took time.Duration, err error) {
+	client := http.Client{Timeout: patience}
 	resp, err := client.Get("http://" + metricsAddr + "/metrics")
 	if err != nil {
 		return 0, 0, err

@@ -29,8 +29,8 @@ cd /tmp
 cp %s portal
 cp %s kube-proxy
 export PORTAL_BINARY=/tmp/portal
-%s -portal /tmp/portal -kube-proxy /tmp/kube-proxy -modes ipvs -services 1000 -haproxy=false -churn 0 -connections 300
-`, vm.Host+harness.Portal(), vm.Host+real(b, harness.Peer("kube-proxy")), vm.Host+bench)})
+%s -portal /tmp/portal -kube-proxy /tmp/kube-proxy -modes ipvs -services 1000 -haproxy=false -churn 0 -connections 300 -changes 5 -patience 10m
+`, vm.Host+harness.Portal(), vm.Host+resolved(b, harness.Peer("kube-proxy")), vm.Host+bench)})
 		if r.Exit != 0 {
 			b.Fatalf("exit %d after %v:\n%s", r.Exit, r.Took, r.Output)
 		}
@@ -38,8 +38,8 @@ export PORTAL_BINARY=/tmp/portal
 	}
 }
 
-// real is a path without symbolic links, which may lead out of what the guest sees.
-func real(b *testing.B, path string) string {
+// resolved is a path without symbolic links, which may lead out of what the guest sees.
+func resolved(b *testing.B, path string) string {
 	out, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		b.Fatalf("%v: run `make peers` first", err)

@@ -126,7 +126,7 @@ func (m *mode) try(families []intent.Family) error {
 		return fmt.Errorf("the IPVS mode needs a dummy device (%w): load the module dummy", err)
 	}
 	if err := k.rules.probe(); err != nil {
-		return fmt.Errorf("the IPVS mode needs nftables for what IPVS lacks (%w): load the module nf_tables", err)
+		return fmt.Errorf("the IPVS mode needs nftables of Linux 5.9 or newer for what IPVS lacks (%w): load the modules nf_tables and nft_reject_ipv4", err)
 	}
 	return nil
 }

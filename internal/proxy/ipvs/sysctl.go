@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // sysctl is the kernel's settings under net.
@@ -38,10 +36,6 @@ func (o *Options) settings() []setting {
 		{"ipv4/vs/expire_quiescent_template", "1"},
 		{"ipv4/ip_forward", "1"},
 	}
-	if kernelBefore(5, 9) {
-		// Older kernels lose a second on each reused client port while they throw the old connection away.
-		out = append(out, setting{"ipv4/vs/conn_reuse_mode", "0"})
-	}
 	if o.StrictARP {
 		out = append(out, setting{"ipv4/conf/all/arp_ignore", "1"}, setting{"ipv4/conf/all/arp_announce", "2"})
 	}
@@ -63,16 +57,4 @@ func configure(s sysctl, list []setting) error {
 		}
 	}
 	return nil
-}
-
-func kernelBefore(major, minor int) bool {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return false
-	}
-	var a, b int
-	if n, _ := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &a, &b); n != 2 {
-		return false
-	}
-	return a < major || a == major && b < minor
 }

@@ -85,9 +85,22 @@ func (t *table) close() {
 	_ = t.raw.Close()
 }
 
+// probe makes what kernels learned last of all that our table has, and removes it again: to refuse before routing. No
+// packet has the mark that the rule is about.
 func (t *table) probe() error {
-	_, err := t.ListTablesOfFamily(nftables.TableFamilyIPv4)
-	return err
+	made := t.AddTable(&nftables.Table{Name: tableName + "-probe", Family: nftables.TableFamilyIPv4})
+	at := t.AddChain(&nftables.Chain{
+		Name: "prerouting", Table: made, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle,
+	})
+	t.AddRule(&nftables.Rule{Table: made, Chain: at, Exprs: []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg0}, equals(reg0, number(probeMark)),
+		&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: 3},
+	}})
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	t.DelTable(made)
+	return t.Flush()
 }
 
 var families = []intent.Family{intent.IPv4, intent.IPv6}

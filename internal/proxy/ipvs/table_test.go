@@ -160,3 +160,23 @@ func TestCleanup(t *testing.T) {
 		}
 	}
 }
+
+// TestProbe: what is made to see whether it can be is not left behind.
+func TestProbe(t *testing.T) {
+	inNamespace(t, func() {
+		rules, err := openTable()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer rules.close()
+		for range 2 {
+			if err := rules.probe(); err != nil {
+				t.Error(err)
+			}
+		}
+		if left, err := rules.ListTables(); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %d tables, %v", len(left), err)
+		}
+	})
+}

@@ -40,7 +40,7 @@ func testRoutes(t *testing.T, s *suite) {
 	var probes []probe
 	tries := many
 	if s.Brief {
-		tries = 3
+		tries = 2
 	}
 	for _, x := range list {
 		probes = append(probes, x.probes(s, tries)...)
