@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +33,9 @@ func (t *tables) remember() error {
 	}
 	return nil
 }
+
+// CheckEvery is often, since a service that loads its own rules mostly flushes everybody's first.
+func (t *tables) CheckEvery() time.Duration { return 4 * time.Second }
 
 // Check costs one question while nobody changes nftables, and otherwise one for each chain and map of ours.
 func (t *tables) Check(context.Context) error {
