@@ -18,9 +18,6 @@ func TestDrift(t *testing.T) {
 		"rules flushed":  {"flush chain ip portal prerouting"},
 		"ruleset gone":   {"flush ruleset"},
 	} {
-		if *faultAway < time.Minute && (name == "rules flushed" || name == "ruleset gone") {
-			continue // each takes half a minute, most of it waiting; `make faults` has the time
-		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := newProxyLab(t, "nftables")

@@ -44,7 +44,8 @@ func TestFaultsKill(t *testing.T) {
 			l.synced(t)
 			first := time.Since(begin)
 			v := l.vigil(t, targets)
-			for range kills {
+			killed := 0
+			for ; killed < kills && !v.failed(); killed++ {
 				l.proxy.Kill()
 				l.start(t)
 				// Half of them until about the first sync, half at work.
@@ -53,16 +54,13 @@ func TestFaultsKill(t *testing.T) {
 					wait = first + time.Duration(dice.Int64N(int64(300*time.Millisecond)))
 				}
 				time.Sleep(wait)
-				if v.failed() {
-					break
-				}
 			}
 			c.end(t)
 			snap, _ := l.settled(t, 30*time.Second)
 			v.end(t)
 			t.Logf("%d probes of %d Services as the oracle says", l.Judge(t, snap), len(snap.Services))
 			log, _ := os.ReadFile(l.proxy.Log)
-			t.Logf("%d starts, %d of them got as far as a first sync (%s)", kills+1, strings.Count(string(log), "the kernel has been told"), first)
+			t.Logf("%d kills; %d starts got as far as a first sync (the first in %s)", killed, strings.Count(string(log), "the kernel has been told"), first)
 			if mode != "nftables" {
 				return
 			}

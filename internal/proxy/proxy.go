@@ -47,7 +47,8 @@ const (
 	gather = 3 * time.Millisecond
 	// calm is for how long nothing must have changed for a change to be told at once: most come alone.
 	calm = 10 * gather
-	// checkEvery is how often the kernel is asked whether it still has what it was told; half of it is jitter.
+	// checkEvery is how often the kernel is asked whether it still has what it was told, unless the mode says; half of it is
+	// jitter.
 	checkEvery = 30 * time.Second
 	// refusedEvery is how often refused frontends are tried again.
 	refusedEvery           = 30 * time.Second
@@ -128,7 +129,11 @@ func (p *Proxy) loop(ctx context.Context) error {
 	feed := p.Cluster.Follow()
 	defer feed.Close()
 	addrs := p.Local.Changes(ctx)
-	check := time.NewTimer(jitter(checkEvery))
+	every := checkEvery
+	if prompt, ok := p.back.(backend.Prompt); ok {
+		every = prompt.CheckEvery()
+	}
+	check := time.NewTimer(jitter(every))
 	defer check.Stop()
 	syncing := time.NewTimer(time.Hour)
 	defer syncing.Stop()
@@ -151,7 +156,7 @@ func (p *Proxy) loop(ctx context.Context) error {
 			p.sync(ctx)
 		case <-check.C:
 			p.check(ctx)
-			check.Reset(jitter(checkEvery))
+			check.Reset(jitter(every))
 		}
 	}
 }

@@ -5,6 +5,7 @@ package backend
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
@@ -23,6 +24,12 @@ type Backend interface {
 	Check(ctx context.Context) error
 	// Close frees what the process holds. What the kernel was told stays, so that traffic goes on.
 	Close() error
+}
+
+// Prompt is a Backend whose Check costs so little that it can be made often: what somebody removed is back the sooner.
+type Prompt interface {
+	Backend
+	CheckEvery() time.Duration
 }
 
 // Mode is how a mechanism is entered.

@@ -105,6 +105,10 @@ func (l *blame) err() error {
 const attempts = 4
 
 // replace writes everything anew, in one transaction: there is no moment without a rule. Only affinity stays.
+//
+// A packet that is on its way through our rules at the moment of the commit goes on with the old rules, but finds what is
+// new in sets: each look-up asks for itself which generation it is. So that it finds the same there, sets and chains
+// that were there before stay, and only what is in them is exchanged; and a shape has the same number as before.
 func (t *tables) replace(next *plan.Snapshot) error {
 	l := &blame{frontends: map[plan.FrontendKey]error{}}
 	for k, f := range next.Frontends {
@@ -162,21 +166,25 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.
 		}
 	}
 	owners := map[plan.PortID]int{}
-	for k, f := range next.Frontends {
-		one := fresh[k.Family]
-		if one == nil || l.frontends[k] != nil {
-			continue
-		}
-		owner := 0
-		if blaming {
-			if owner = owners[f.ID]; owner == 0 {
-				owner = l.unit()
-				owners[f.ID] = owner
+	// By Services, which have their frontends in order: a port's pools get the same numbers each time.
+	for _, service := range next.Services {
+		for _, f := range service.Frontends {
+			k := f.FrontendKey
+			one := fresh[k.Family]
+			if one == nil || l.frontends[k] != nil || next.Frontends[k] != f {
+				continue
 			}
-			l.units[owner-1] = append(l.units[owner-1], k)
-			b.forOwner(owner)
+			owner := 0
+			if blaming {
+				if owner = owners[f.ID]; owner == 0 {
+					owner = l.unit()
+					owners[f.ID] = owner
+				}
+				l.units[owner-1] = append(l.units[owner-1], k)
+				b.forOwner(owner)
+			}
+			one.enter(b, nil, nil, f, owner)
 		}
-		one.enter(b, nil, nil, f, owner)
 	}
 	if blaming {
 		b.forOwner(0)
@@ -188,6 +196,7 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.
 	}
 	for _, one := range fresh {
 		one.settle(b)
+		one.abandon(b)
 	}
 	return fresh, b, nil
 }
@@ -213,23 +222,9 @@ func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, f *plan.Facts,
 	fresh[family] = one
 	b.addTable(l.family, l.table)
 	if left != nil {
-		b.delRules(l.family, l.table)
-		for name, like := range left.sets {
-			if name == l.affinity.name && like == kindOf(l.affinity) {
-				one.sticky = true
-				continue
-			}
-			b.delSet(l.family, l.table, name)
-		}
-		for _, chain := range left.chains {
-			b.delChain(cleared, l.family, l.table, chain)
-		}
+		one.takeOver(b, left)
 	}
 	one.base(b, f)
-	if one.sticky {
-		b.addSet(l.choices)
-		b.addSet(l.members)
-	}
 	return nil
 }
 

@@ -8,8 +8,11 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -108,6 +111,60 @@ func TestToolLists(t *testing.T) {
 		if out, err := exec.Command("nft", args...).CombinedOutput(); err != nil {
 			t.Errorf("nft %v: %v\n%s", args, err, out)
 		}
+	}
+}
+
+// Another process that writes everything anew keeps the sets and chains, so that packets on their way through them are not
+// lost; what has another form or is not needed goes.
+func TestTakesOverInPlace(t *testing.T) {
+	inNamespace(t)
+	s := plan.NewSnapshot(facts)
+	for i := 1; i < 4; i++ {
+		e := service(i, "10.244.1.1", "10.244.1.2", "10.244.1.3")
+		e.Service.Affinity = time.Duration(i-1) * time.Second
+		plans(s, e)
+	}
+	handles := func() map[string]string {
+		out, err := exec.Command("nft", "-a", "list", "table", "ip", tableName).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		found := map[string]string{}
+		for _, m := range regexp.MustCompile(`(?m)^\t(map|set|chain) (\S+) \{ # handle (\d+)$`).FindAllStringSubmatch(string(out), -1) {
+			found[m[1]+" "+m[2]] = m[3]
+		}
+		return found
+	}
+	if err := apply(opened(t), s); err != nil {
+		t.Fatal(err)
+	}
+	before := handles()
+	if len(before) < 15 {
+		t.Fatalf("only %v", before)
+	}
+	for _, strange := range []string{
+		"add chain ip portal strange", "add set ip portal stranger { type ipv4_addr; }", "delete chain ip portal nobody",
+		"add chain ip portal nobody { type nat hook postrouting priority 77; }",
+	} {
+		if out, err := exec.Command("nft", strings.Fields(strange)...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %s", strange, out)
+		}
+	}
+	strange := handles()
+	be := opened(t)
+	s.Forget()
+	if err := apply(be, s); err != nil {
+		t.Fatal(err)
+	}
+	verify(t, be, s)
+	after := handles()
+	if after["chain nobody"] == strange["chain nobody"] {
+		t.Error("a chain with another hook was kept")
+	}
+	delete(before, "chain nobody")
+	delete(after, "chain nobody")
+	if !maps.Equal(before, after) {
+		t.Errorf("sets and chains were made anew or left:\n%v\n%v", before, after)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 type phase uint8
 
 const (
-	cleared phase = iota // rules, sets and chains that go, and tables
+	cleared phase = iota // rules, elements, sets and chains that go, and tables
 	structure
 	removedElements
 	removedChains
@@ -140,6 +140,14 @@ func (b *batch) delSet(family byte, table, name string) {
 	b.message(cleared, family, unix.NFT_MSG_DELSET, 0, func(m []byte) []byte {
 		m = appendString(m, unix.NFTA_SET_TABLE, table)
 		return appendString(m, unix.NFTA_SET_NAME, name)
+	})
+}
+
+// flush removes all elements of a set.
+func (b *batch) flush(s *set) {
+	b.message(cleared, s.family, unix.NFT_MSG_DELSETELEM, 0, func(m []byte) []byte {
+		m = appendString(m, unix.NFTA_SET_ELEM_LIST_TABLE, s.table)
+		return appendString(m, unix.NFTA_SET_ELEM_LIST_SET, s.name)
 	})
 }
 

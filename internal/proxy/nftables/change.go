@@ -167,11 +167,13 @@ func (t *table) addShape(b *batch, s shape, id uint32) {
 	if s.sticky > 0 && !t.sticky {
 		t.sticky = true
 		t.undoes(func() { t.sticky = false })
-		b.addSet(t.affinity)
-		b.addSet(t.choices)
-		b.addSet(t.members)
+		for _, set := range t.sometimes() {
+			t.addSet(b, set)
+		}
 	}
-	b.addChain(t.family, t.table(), s.chain(), nil)
+	if !t.keptChain(s.chain(), nil) {
+		b.addChain(t.family, t.table(), s.chain(), nil)
+	}
 	for _, exprs := range t.shape(&s) {
 		b.addRule(t.family, t.table(), s.chain(), exprs)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +33,9 @@ func (t *tables) remember() error {
 	}
 	return nil
 }
+
+// CheckEvery is often, since a service that loads its own rules mostly flushes everybody's first.
+func (t *tables) CheckEvery() time.Duration { return 4 * time.Second }
 
 // Check costs one question while nobody changes nftables, and otherwise one for each chain and map of ours.
 func (t *tables) Check(context.Context) error {
@@ -85,12 +89,19 @@ func (s *socket) table(l *layout) (uint64, error) {
 // kind is the form of a set.
 type kind struct{ flags, key, data, size uint32 }
 
-func kindOf(s *set) kind { return kind{s.flags, s.keyLen, s.dataLen, s.size} }
+// like says whether a set of the kernel's is what we would make.
+func (k kind) like(s *set) bool {
+	if s.verdicts {
+		k.data = 0 // how large the kernel's verdicts are is its own business
+	}
+	return k == kind{s.flags, s.keyLen, s.dataLen, s.size}
+}
 
 // inventory is what is in a table.
 type inventory struct {
-	sets   map[string]kind
-	chains []string
+	sets map[string]kind
+	// chains have a hook if they are base chains.
+	chains map[string]*hook
 }
 
 // inventory returns nil where there is no table. It lists names, never elements.
@@ -100,7 +111,7 @@ func (s *socket) inventory(l *layout) (*inventory, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	out := &inventory{sets: map[string]kind{}}
+	out := &inventory{sets: map[string]kind{}, chains: map[string]*hook{}}
 	err := s.ask(l.family, unix.NFT_MSG_GETSET, true, appendString(nil, unix.NFTA_SET_TABLE, l.table), func(m []byte) {
 		table, name, k := setOf(m)
 		if table == l.table {
@@ -111,20 +122,33 @@ func (s *socket) inventory(l *layout) (*inventory, error) {
 		return nil, err
 	}
 	err = s.ask(l.family, unix.NFT_MSG_GETCHAIN, true, appendString(nil, unix.NFTA_CHAIN_TABLE, l.table), func(m []byte) {
-		table, name := "", ""
-		for typ, v := range attributes(m) {
-			switch typ {
-			case unix.NFTA_CHAIN_TABLE:
-				table = text(v)
-			case unix.NFTA_CHAIN_NAME:
-				name = text(v)
-			}
-		}
-		if table == l.table {
-			out.chains = append(out.chains, name)
+		if table, name, at := chainOf(m); table == l.table {
+			out.chains[name] = at
 		}
 	})
 	return out, err
+}
+
+func chainOf(m []byte) (table, name string, at *hook) {
+	for typ, v := range attributes(m) {
+		switch typ {
+		case unix.NFTA_CHAIN_TABLE:
+			table = text(v)
+		case unix.NFTA_CHAIN_NAME:
+			name = text(v)
+		case unix.NFTA_CHAIN_HOOK:
+			at = &hook{}
+			for typ, v := range attributes(v) {
+				switch typ {
+				case unix.NFTA_HOOK_HOOKNUM:
+					at.point = binary.BigEndian.Uint32(v)
+				case unix.NFTA_HOOK_PRIORITY:
+					at.priority = int32(binary.BigEndian.Uint32(v))
+				}
+			}
+		}
+	}
+	return table, name, at
 }
 
 func setOf(m []byte) (table, name string, k kind) {

@@ -105,6 +105,9 @@ func (l *layout) always() []*set {
 	return []*set{l.services, l.backends, l.shapes, l.clusterIPs, l.nodeIPs, l.hairpin, l.sources}
 }
 
+// sometimes are the sets that come with the first Service whose clients stay.
+func (l *layout) sometimes() []*set { return []*set{l.affinity, l.choices, l.members} }
+
 // setKeyByteOrder is NFTNL_UDATA_SET_KEYBYTEORDER.
 const setKeyByteOrder = 0
 

@@ -236,7 +236,13 @@ func (r *ruler) shape(s *shape) (out [][]expr.Any) {
 	if node != outside {
 		out = append(out, r.leg(s, node, isLocal(true))...)
 	}
-	return append(out, r.leg(s, outside, nil)...)
+	out = append(out, r.leg(s, outside, nil)...)
+	if outside.verdict == plan.Forward {
+		// Nothing comes here, but for a packet that met a change half-way and did not find its endpoint. It must not go on as
+		// it is, and be remembered so; who sent it will send it again.
+		out = append(out, []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}})
+	}
+	return out
 }
 
 // leg are the rules for packets that match.

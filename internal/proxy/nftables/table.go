@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"fmt"
+	"hash/fnv"
 	"net/netip"
 	"slices"
 
@@ -17,10 +18,11 @@ import (
 type table struct {
 	*ruler
 	shapes  map[shape]*shapeUse
-	next    uint32 // number of the next shape
 	ports   map[uint64]*port
 	hairpin map[netip.Addr]int32
 	sticky  bool // affinity and members are there
+	// kept are the sets and chains that were there before, in the transaction that takes over.
+	kept *inventory
 
 	// Of the transaction in the making:
 	touchedPorts  map[uint64]*touched
@@ -73,7 +75,7 @@ func (t *table) rollback() {
 }
 
 func (t *table) end() {
-	t.undo, t.undoable = nil, false
+	t.undo, t.undoable, t.kept = nil, false, nil
 	// New ones: to walk over a map costs what it has ever held.
 	t.touchedPorts, t.touchedShapes = map[uint64]*touched{}, map[shape]bool{}
 }
@@ -84,25 +86,111 @@ func (t *table) undoes(f func()) {
 	}
 }
 
+// baseChains are there whatever the Services.
+var baseChains = []struct {
+	name string
+	at   *hook
+}{
+	{"prerouting", &hook{unix.NF_INET_PRE_ROUTING, dstnat}},
+	{"output", &hook{unix.NF_INET_LOCAL_OUT, dstnat}},
+	// Before anybody's srcnat, since a flow with a rewritten source is not looked at any more.
+	{"nobody", &hook{unix.NF_INET_POST_ROUTING, srcnat - 1}},
+	{"postrouting", &hook{unix.NF_INET_POST_ROUTING, srcnat}},
+	{rejectChain, nil},
+}
+
+const dstnat, srcnat = -100, 100
+
+// takeOver keeps what is there and is as we want it, without what is in it, and removes the rest but for chains, of which
+// it isn't known yet who needs them.
+func (t *table) takeOver(b *batch, left *inventory) {
+	t.kept = left
+	b.delRules(t.family, t.table())
+	for _, s := range append(t.always(), t.sometimes()...) {
+		switch k, there := left.sets[s.name]; {
+		case !there || !k.like(s):
+		case s == t.affinity:
+			t.sticky = true
+		default:
+			b.flush(s)
+		}
+	}
+	for name := range left.sets {
+		if !t.keptSet(name) {
+			b.delSet(t.family, t.table(), name)
+		}
+	}
+	for _, c := range baseChains {
+		if _, there := left.chains[c.name]; there && !t.keptChain(c.name, c.at) {
+			b.delChain(cleared, t.family, t.table(), c.name)
+		}
+	}
+	if t.sticky {
+		t.addSet(b, t.choices)
+		t.addSet(b, t.members)
+	}
+}
+
+// keptSet says whether a set of the name was there and stays.
+func (t *table) keptSet(name string) bool {
+	if t.kept == nil {
+		return false
+	}
+	k, there := t.kept.sets[name]
+	if !there {
+		return false
+	}
+	for _, s := range append(t.always(), t.sometimes()...) {
+		if s.name == name {
+			return k.like(s)
+		}
+	}
+	return false
+}
+
+// keptChain says whether a chain was there and stays.
+func (t *table) keptChain(name string, at *hook) bool {
+	if t.kept == nil {
+		return false
+	}
+	was, there := t.kept.chains[name]
+	return there && (was == nil) == (at == nil) && (at == nil || *was == *at)
+}
+
+func (t *table) addSet(b *batch, s *set) {
+	if !t.keptSet(s.name) {
+		b.addSet(s)
+	}
+}
+
+// abandon removes the chains that were there before and that nobody needs.
+func (t *table) abandon(b *batch) {
+	if t.kept == nil {
+		return
+	}
+	needed := map[string]bool{}
+	for _, c := range baseChains {
+		needed[c.name] = true
+	}
+	for s := range t.shapes {
+		needed[s.chain()] = true
+	}
+	for name := range t.kept.chains {
+		if !needed[name] {
+			b.delChain(cleared, t.family, t.table(), name)
+		}
+	}
+}
+
 // base are the rules and sets that are there whatever the Services.
 func (t *table) base(b *batch, f *plan.Facts) {
-	// Before anybody's srcnat, since a flow with a rewritten source is not looked at any more.
-	const dnat, nobody, snat = -100, 99, 100
-	chains := []struct {
-		name string
-		at   *hook
-	}{
-		{"prerouting", &hook{unix.NF_INET_PRE_ROUTING, dnat}},
-		{"output", &hook{unix.NF_INET_LOCAL_OUT, dnat}},
-		{"nobody", &hook{unix.NF_INET_POST_ROUTING, nobody}},
-		{"postrouting", &hook{unix.NF_INET_POST_ROUTING, snat}},
-		{rejectChain, nil},
-	}
-	for _, c := range chains {
-		b.addChain(t.family, t.table(), c.name, c.at)
+	for _, c := range baseChains {
+		if !t.keptChain(c.name, c.at) {
+			b.addChain(t.family, t.table(), c.name, c.at)
+		}
 	}
 	for _, s := range t.always() {
-		b.addSet(s)
+		t.addSet(b, s)
 	}
 	t.canaries(b)
 	for _, rule := range t.baseRules(f) {
@@ -300,12 +388,26 @@ func (t *table) useShape(s shape, by int32) {
 		t.touchedShapes[s] = u != nil
 	}
 	if u == nil {
-		t.next++
-		u = &shapeUse{id: t.next}
+		u = &shapeUse{id: t.shapeID(&s)}
 		t.shapes[s] = u
 	}
 	u.refs += by
 	t.undoes(func() { u.refs -= by })
+}
+
+// shapeID is a number that the shape gets each time, unless another has it.
+func (t *table) shapeID(s *shape) uint32 {
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(s.chain()))
+	for id := max(1, sum.Sum32()); ; id = max(1, id+1) { // zero is the canary's
+		taken := false
+		for _, u := range t.shapes {
+			taken = taken || u.id == id
+		}
+		if !taken {
+			return id
+		}
+	}
 }
 
 // encodable says why a frontend can't be told to the kernel.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -328,6 +329,53 @@ func testFlows(t *testing.T, s *suite) {
 	s.plan.Delete(x.entry(s).Service.Key)
 	s.apply(t)
 	alive("after its Service was deleted")
+}
+
+// testRewrite writes everything anew, again and again, and changes one Service, while clients ask for others: these
+// don't notice. A datagram isn't sent twice, so whatever is lost for a moment is seen.
+func testRewrite(t *testing.T, s *suite) {
+	moving := spec{id: 13, local: []int{0, 1}}
+	list := append(catalogue()[:8], moving)
+	s.set(list...)
+	s.apply(t)
+	var asked atomic.Int64
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer close(stop)
+	for _, p := range []probe{
+		{from: s.client, to: netip.AddrPortFrom(list[0].clusterIP(intent.IPv4), 53)},
+		{from: s.outside, to: netip.AddrPortFrom(list[2].externalIP(intent.IPv4), 53)},
+		{from: s.outside, to: netip.AddrPortFrom(list[6].balancerIP(intent.IPv4), 53)},
+		{from: s.outside, to: netip.AddrPortFrom(s.node.addrs[0], 31007)},
+	} {
+		p.p = intent.UDP
+		wg.Go(func() {
+			for failures := 0; failures < 3; {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				asked.Add(1)
+				if got := p.from.try(p.p, netip.Addr{}, p.to, s.Patience); got.what != answered {
+					t.Errorf("%v: %s", p, got)
+					failures++
+				}
+			}
+		})
+	}
+	rounds, pause := 0, 2*time.Millisecond
+	for end := time.Now().Add(s.Patience); time.Now().Before(end); rounds++ {
+		moving.local = []int{rounds % 3, (rounds + 1) % 3}[:1+rounds%2]
+		s.set(moving)
+		if rounds%4 > 0 {
+			s.plan.Forget()
+		}
+		s.apply(t)
+		time.Sleep(pause)
+	}
+	t.Logf("%d flows while all was written %d times", asked.Load(), rounds)
 }
 
 // testDrift lets somebody remove what the proxy has written.

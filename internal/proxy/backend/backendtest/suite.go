@@ -66,6 +66,7 @@ func Run(t *testing.T, mode func() backend.Mode, o Options) {
 		{"spreading", testSpreading},
 		{"affinity", testAffinity},
 		{"flows", testFlows},
+		{"rewrite", testRewrite},
 		{"drift", testDrift},
 		{"foreign", testForeign},
 		{"random", testRandom},
