@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netns"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"portal/test/harness"
@@ -49,7 +50,7 @@ func measure(ctx context.Context, o options, net *network, c *cluster, who, mode
 		return out, fmt.Errorf("%w\n%s", err, p.Tail())
 	}
 	out.Change, out.ChangeP99 = quantile(changes, 0.5), quantile(changes, 0.99)
-	if err := out.firstBytes(c, o.conns); err != nil {
+	if err := out.firstBytes(net, c, o.conns); err != nil {
 		return out, err
 	}
 	if out.Memory, out.MemoryPeak, _, err = usage(p.Pid()); err != nil {
@@ -190,26 +191,33 @@ func (r *result) churn(ctx context.Context, o options, m *mover, p *harness.Proc
 	return err
 }
 
-// firstBytes times new connections until their first byte: to a few Services, to any Service and directly to a backend,
-// in turns, because the machine is not equally busy all the time.
-func (r *result) firstBytes(c *cluster, n int) error {
-	direct := netip.AddrPortFrom(netip.MustParseAddr(podAddr(1)), podPort)
+// firstBytes times new connections until their first byte: to a few Services, to any Service, and to a backend from a
+// machine without a proxy; in turns, because the machine is not equally busy all the time.
+func (r *result) firstBytes(net *network, c *cluster, n int) error {
+	here, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	node, plain := newAsker(here), newAsker(net.plain)
+	defer node.close()
+	defer plain.close()
+	backend := netip.AddrPortFrom(netip.MustParseAddr(podAddr(1)), podPort)
 	spread := rand.Perm(c.services)
-	few, some, straight := make([]time.Duration, n), make([]time.Duration, n), make([]time.Duration, n)
+	few, some, direct := make([]time.Duration, n), make([]time.Duration, n), make([]time.Duration, n)
 	for i := range n {
 		for _, x := range []struct {
+			from *asker
 			to   netip.AddrPort
 			took *time.Duration
-		}{{c.vip(i % 10), &few[i]}, {direct, &straight[i]}, {c.vip(spread[i%len(spread)]), &some[i]}} {
-			_, took, err := ask(x.to, 5*time.Second)
-			if err != nil {
+		}{{node, c.vip(i % 10), &few[i]}, {plain, backend, &direct[i]}, {node, c.vip(spread[i%len(spread)]), &some[i]}} {
+			if *x.took, err = x.from.ask(x.to); err != nil {
 				return err
 			}
-			*x.took = took
 		}
 	}
 	r.FirstByte, r.FirstByteP99, r.FirstByteAny = quantile(few, 0.5), quantile(few, 0.99), quantile(some, 0.5)
-	r.Direct, r.DirectP99 = quantile(straight, 0.5), quantile(straight, 0.99)
+	r.Direct, r.DirectP99 = quantile(direct, 0.5), quantile(direct, 0.99)
 	return nil
 }
 

@@ -25,11 +25,15 @@ const (
 	podPort  = 8080
 	// bulkPort sends as much as the client wants.
 	bulkPort = 8081
+
+	// A machine that has the same way to the Pods as the node, and no proxy.
+	plainAddr     = "10.65.0.1"
+	podsPlainAddr = "10.65.0.2"
 )
 
 type network struct {
-	pods      netns.NsHandle
-	listeners []net.Listener
+	pods, plain netns.NsHandle
+	listeners   []net.Listener
 }
 
 func buildNetwork() (*network, error) {
@@ -44,9 +48,8 @@ func buildNetwork() (*network, error) {
 	if n.pods, err = newNamespace(); err != nil {
 		return nil, err
 	}
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pods"}, PeerName: "node", PeerNamespace: netlink.NsFd(n.pods)}
-	if err := netlink.LinkAdd(veth); err != nil {
-		return nil, fmt.Errorf("veth: %w", err)
+	if err := n.link("pods", "node"); err != nil {
+		return nil, err
 	}
 	if err := address("pods", nodeAddr+"/24"); err != nil {
 		return nil, err
@@ -71,6 +74,9 @@ func buildNetwork() (*network, error) {
 	if out, err := exec.Command("ip", "route", "add", podRange, "via", podsAddr).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("route: %s", out)
 	}
+	if err := n.addPlain(); err != nil {
+		return nil, err
+	}
 	// Service addresses go to the proxy's rules by whatever route; without a default one there would be none at all.
 	if out, err := exec.Command("ip", "route", "add", "default", "via", podsAddr).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("route: %s", out)
@@ -93,12 +99,46 @@ func newNamespace() (netns.NsHandle, error) {
 	return m.h, m.err
 }
 
+// link makes a cable between this thread's namespace and the Pods'.
+func (n *network) link(name, there string) error {
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: there, PeerNamespace: netlink.NsFd(n.pods)}
+	if err := netlink.LinkAdd(veth); err != nil {
+		return fmt.Errorf("veth: %w", err)
+	}
+	return nil
+}
+
+// addPlain makes the machine without a proxy.
+func (n *network) addPlain() (err error) {
+	if n.plain, err = newNamespace(); err != nil {
+		return err
+	}
+	if err := in(n.plain, func() error {
+		if err := n.link("pods", "plain"); err != nil {
+			return err
+		}
+		if err := address("pods", plainAddr+"/24"); err != nil {
+			return err
+		}
+		if out, err := exec.Command("ip", "route", "add", podRange, "via", podsPlainAddr).CombinedOutput(); err != nil {
+			return fmt.Errorf("route: %s", out)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return n.inPods(func() error { return address("plain", podsPlainAddr+"/24") })
+}
+
 // inPods runs do on a thread in the Pods' namespace.
-func (n *network) inPods(do func() error) error {
+func (n *network) inPods(do func() error) error { return in(n.pods, do) }
+
+// in runs do on a thread of its own in a namespace.
+func in(ns netns.NsHandle, do func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
-		if err := netns.Set(n.pods); err != nil {
+		if err := netns.Set(ns); err != nil {
 			done <- err
 			return
 		}
@@ -106,6 +146,42 @@ func (n *network) inPods(do func() error) error {
 	}()
 	return <-done
 }
+
+// asker connects from one namespace, on a thread of its own: what a change of threads costs is in every figure or in none.
+type asker struct {
+	to  chan netip.AddrPort
+	got chan timed
+}
+
+type timed struct {
+	took time.Duration
+	err  error
+}
+
+func newAsker(ns netns.NsHandle) *asker {
+	a := &asker{to: make(chan netip.AddrPort), got: make(chan timed)}
+	go func() {
+		err := in(ns, func() error {
+			for to := range a.to {
+				_, took, err := ask(to, 5*time.Second)
+				a.got <- timed{took, err}
+			}
+			return nil
+		})
+		for range a.to {
+			a.got <- timed{err: err}
+		}
+	}()
+	return a
+}
+
+func (a *asker) ask(to netip.AddrPort) (time.Duration, error) {
+	a.to <- to
+	got := <-a.got
+	return got.took, got.err
+}
+
+func (a *asker) close() { close(a.to) }
 
 func address(link, prefix string) error {
 	l, err := netlink.LinkByName(link)
