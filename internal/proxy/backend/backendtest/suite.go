@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +22,10 @@ import (
 type Options struct {
 	// HidesSource: an endpoint always sees an address of the node.
 	HidesSource bool
+	// ShowsOutside: except that endpoints on the node see clients outside, where the plan does not rewrite the source.
+	ShowsOutside bool
+	// Only runs the test of this name; empty: all.
+	Only string
 	// PassesOtherPorts: other ports of a cluster IP aren't rejected.
 	PassesOtherPorts bool
 	// PassesFromNode: what the node itself sends to an external or load-balancer IP without endpoints isn't rejected.
@@ -72,6 +77,9 @@ func Run(t *testing.T, mode func() backend.Mode, o Options) {
 		{"random", testRandom},
 		{"sctp", testSCTP},
 	} {
+		if o.Only != "" && c.name != o.Only {
+			continue
+		}
 		if c.name == "sctp" && !o.SCTP {
 			continue // test/vm runs it in a kernel that has it
 		}
@@ -289,7 +297,7 @@ func (s *suite) compare(p probe, want oracle.Answer, got outcome) error {
 		}
 		rewritten := s.isNode(got.seen)
 		switch {
-		case s.HidesSource || want.Rewrites(got.endpoint) || s.ServiceSource && s.isService(got.src):
+		case s.hides(p.from, got.endpoint.Addr()) || want.Rewrites(got.endpoint) || s.ServiceSource && s.isService(got.src):
 			if !rewritten {
 				return bad("a source of the node")
 			}
@@ -298,6 +306,14 @@ func (s *suite) compare(p probe, want oracle.Answer, got outcome) error {
 		}
 	}
 	return nil
+}
+
+// hides says whether the mode hides a client from an endpoint by its nature.
+func (s *suite) hides(client *host, endpoint netip.Addr) bool {
+	shown := s.ShowsOutside && client == s.outside && slices.ContainsFunc(s.pods, func(pod *host) bool {
+		return slices.Contains(pod.addrs, endpoint)
+	})
+	return s.HidesSource && !shown
 }
 
 // askAll probes side by side.
