@@ -9,9 +9,18 @@ import (
 	"portal/internal/plan"
 )
 
-// accept takes clients in.
+const (
+	// greed is how many clients are taken at once at most.
+	greed = 16
+	// slack is how many connections a loop may have more than another before it hands new ones over: to wake another
+	// thread costs as much as a third of a short connection.
+	slack = 4
+)
+
+// accept takes clients in. To find nobody there costs more than to be told of the next: where little happens, one is
+// taken at a time.
 func (l *loop) accept(d door) {
-	for range greed {
+	for range min(1+l.busy/4, greed) {
 		fd, peer, err := unix.Accept4(d.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch {
 		case err == nil:
@@ -52,7 +61,7 @@ func (l *loop) assign(a caller) {
 			least = o
 		}
 	}
-	if l.load.Load()-least.load.Load() < 2 {
+	if l.load.Load()-least.load.Load() < slack {
 		l.load.Add(1)
 		l.begin(a)
 		return

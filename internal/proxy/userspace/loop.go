@@ -28,6 +28,7 @@ type loop struct {
 	closing []int
 	used    []*link // that are over, for the next
 	over    []*link // in this round
+	busy    int     // how much happened in this round
 	shut    bool    // there are no descriptors for clients at the moment
 	pipes   pipes
 	buf     []byte
@@ -49,12 +50,8 @@ type attempt struct {
 	until  time.Time
 }
 
-const (
-	// small is what is moved by reading and writing.
-	small = 32 << 10
-	// greed is how many clients are taken at once.
-	greed = 16
-)
+// small is what is moved by reading and writing.
+const small = 32 << 10
 
 // newLoop makes a loop that waits at the server's doors.
 func newLoop(s *server) (*loop, error) {
@@ -128,7 +125,8 @@ func (l *loop) run() {
 		if err != nil && err != unix.EINTR {
 			panic(err) // nothing but a mistake of ours
 		}
-		for i := range max(n, 0) {
+		l.busy = max(n, 0)
+		for i := range l.busy {
 			l.event(int(events[i].Fd), events[i].Events)
 		}
 		l.resume()
