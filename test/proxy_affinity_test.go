@@ -67,7 +67,7 @@ func TestAffinity(t *testing.T) {
 	l.settled(t, 30*time.Second)
 	stay("after a restart")
 	for range 5 {
-		l.proxy.Kill()
+		l.kill(t)
 		l.start(t)
 		l.settled(t, 30*time.Second)
 		stay("after kill -9")

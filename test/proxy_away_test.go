@@ -172,7 +172,7 @@ func TestFaultsRestartWhileAway(t *testing.T) {
 	v := l.vigil(t, targets)
 	l.relay.Cut()
 	for range 3 {
-		l.proxy.Kill()
+		l.kill(t)
 		l.start(t)
 		time.Sleep(time.Second)
 	}

@@ -46,7 +46,7 @@ func TestFaultsKill(t *testing.T) {
 			v := l.vigil(t, targets)
 			killed := 0
 			for ; killed < kills && !v.failed(); killed++ {
-				l.proxy.Kill()
+				l.kill(t)
 				l.start(t)
 				// Half of them until about the first sync, half at work.
 				wait := time.Duration(dice.Int64N(int64(first)))
@@ -74,5 +74,16 @@ func TestFaultsKill(t *testing.T) {
 				t.Errorf("the kernel has\n%s\na fresh proxy writes\n%s", before, fresh)
 			}
 		})
+	}
+}
+
+// kill ends the proxy, which must not have ended by itself.
+func (l *proxyLab) kill(t *testing.T) {
+	t.Helper()
+	select {
+	case <-l.proxy.Done():
+		t.Fatalf("the proxy has ended by itself:\n%s", l.proxy.Tail())
+	default:
+		l.proxy.Kill()
 	}
 }

@@ -252,7 +252,7 @@ func (l *proxyLab) settled(t *testing.T, limit time.Duration) (*plan.Snapshot, t
 	took := eventually(t, limit, "what the API has is told to the kernel", func() string {
 		st := l.state()
 		if st == nil {
-			return "the proxy does not answer"
+			return "the proxy does not answer; it said\n" + l.proxy.Tail()
 		}
 		return difference(st, want)
 	})

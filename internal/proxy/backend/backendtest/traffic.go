@@ -150,7 +150,7 @@ func (f *flow) bind(h *host, src netip.Addr, dst netip.AddrPort) (err error) {
 		}
 	}
 	for range 100 {
-		port := 10000 + h.ports.Add(1)%50000
+		port := 11000 + h.ports.Add(1)%49000 // a proxy on the node may listen at 10249 and 10256
 		if err = unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(src, uint16(port)))); err != unix.EADDRINUSE {
 			return err
 		}
