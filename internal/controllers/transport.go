@@ -39,6 +39,9 @@ func (t boundTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	resp.Body = boundBody{resp.Body, end}
+	if isWatch(req) && resp.StatusCode == http.StatusOK {
+		resp.Body = &calmBody{ReadCloser: resp.Body, ctx: ctx, began: time.Now()}
+	}
 	return resp, nil
 }
 
@@ -49,7 +52,7 @@ const firstRetry, maxRetry = 100 * time.Millisecond, time.Second
 func (t boundTransport) send(req *http.Request) (*http.Response, error) {
 	for wait := firstRetry; ; wait = min(2*wait, maxRetry) {
 		resp, err := t.next.RoundTrip(req)
-		if !isInformers(req) || err == nil && !passing[resp.StatusCode] || req.Context().Err() != nil {
+		if !isInformers(req) || err == nil && !passes(resp.StatusCode) || req.Context().Err() != nil {
 			return resp, err
 		}
 		if err == nil {
@@ -63,10 +66,13 @@ func (t boundTransport) send(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// passing are the answers of a server that will soon give another.
-var passing = map[int]bool{
-	http.StatusTooManyRequests: true, http.StatusInternalServerError: true, http.StatusBadGateway: true,
-	http.StatusServiceUnavailable: true, http.StatusGatewayTimeout: true,
+// passes tells the answers of a server, or of something before it, that will soon give another.
+func passes(status int) bool {
+	switch status {
+	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests:
+		return true
+	}
+	return status >= http.StatusInternalServerError
 }
 
 // isInformers tells the requests of informers: watches, and lists as of some version.
@@ -91,4 +97,28 @@ type boundBody struct {
 func (b boundBody) Close() error {
 	defer b.end()
 	return b.ReadCloser.Close()
+}
+
+// calmBody is a watch whose connection breaks as if it had come to its end. A watch that ended goes on where it was at
+// once; an informer told of an error lists everything again, and waits before that, up to a minute if it was told of
+// several.
+type calmBody struct {
+	io.ReadCloser
+	ctx   context.Context
+	began time.Time
+}
+
+// A watch that ends sooner than this without an event counts as an error too.
+const shortestWatch = 1100 * time.Millisecond
+
+func (b *calmBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == nil || b.ctx.Err() != nil {
+		return n, err
+	}
+	select {
+	case <-b.ctx.Done():
+	case <-time.After(shortestWatch - time.Since(b.began)):
+	}
+	return n, io.EOF
 }

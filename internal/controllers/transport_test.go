@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 )
@@ -81,6 +82,29 @@ func TestRequestsEnd(t *testing.T) {
 		begin = time.Now()
 		if _, err := get(t, boundTo(ctx)(silent), "http://x/api/v1/pods?watch=1"); err == nil || time.Since(begin) != time.Hour {
 			t.Errorf("a watch when the controllers end: %v after %s", err, time.Since(begin))
+		}
+	})
+}
+
+// A watch whose connection breaks ends like any other, and not so soon that its informer calls it a failure.
+func TestABrokenWatchEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := io.MultiReader(strings.NewReader("an event"), iotest.ErrReader(io.ErrClosedPipe))
+		server := serverFunc(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(broken)}, nil
+		})
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://x/api/v1/pods?watch=true", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := boundTo(t.Context())(server).RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		begin := time.Now()
+		if got, err := io.ReadAll(resp.Body); err != nil || string(got) != "an event" || time.Since(begin) <= time.Second {
+			t.Errorf("%q, %v after %s", got, err, time.Since(begin))
 		}
 	})
 }
