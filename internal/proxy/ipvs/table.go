@@ -208,17 +208,36 @@ func (t *table) read() (*found, error) {
 	return out, nil
 }
 
+// replace writes in place where there is a table: a packet that is inside our rules at the commit goes on with the old ones,
+// but each look-up asks anew which elements count, and should find some.
 func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error {
-	has := map[intent.Family]*contents{}
+	there := map[intent.Family]bool{}
 	for _, f := range families {
-		there, err := t.exists(f)
-		if err != nil {
+		var err error
+		if there[f], err = t.exists(f); err != nil {
 			return err
 		}
+	}
+	if there[intent.IPv4] || there[intent.IPv6] {
+		if t.write(facts, bit, all, there, (*table).empty) == nil {
+			return nil
+		}
+		// What is there is not as this version makes it.
+	}
+	return t.write(facts, bit, all, there, (*table).discard)
+}
+
+// write makes the tables, after what is to be done with those that are there. That may hand elements back to be kept.
+func (t *table) write(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool, there map[intent.Family]bool,
+	clear func(*table, intent.Family) []nftables.SetElement,
+) error {
+	has := map[intent.Family]*contents{}
+	for _, f := range families {
 		var clients []nftables.SetElement
-		if there {
-			clients = t.clients(f)
+		if there[f] && all[f] == nil {
 			t.DelTable(in(f))
+		} else if there[f] {
+			clients = clear(t, f)
 		}
 		if all[f] == nil {
 			continue
@@ -240,6 +259,24 @@ func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map
 	}
 	t.has = has
 	return nil
+}
+
+// empty takes the elements out of a table's sets, but for the clients that have an endpoint.
+func (t *table) empty(f intent.Family) []nftables.SetElement {
+	t.AddTable(in(f))
+	for name, s := range setsOf(f) {
+		if name != affinitySet {
+			t.FlushSet(s)
+		}
+	}
+	return nil
+}
+
+// discard removes a table.
+func (t *table) discard(f intent.Family) []nftables.SetElement {
+	clients := t.clients(f)
+	t.DelTable(in(f))
+	return clients
 }
 
 // clients are those that have an endpoint, for as long as they keep it.
@@ -285,6 +322,7 @@ func (t *table) addChains(has *contents, list []chain) {
 			}
 		}
 		t.AddChain(made)
+		t.FlushChain(made) // it may have been there
 		for _, exprs := range c.rules {
 			t.AddRule(&nftables.Rule{Table: to, Chain: made, Exprs: exprs})
 		}

@@ -146,6 +146,41 @@ func TestTable(t *testing.T) {
 	})
 }
 
+// TestReplaceInPlace: what packets may be looking at stays where it is, unless it is not as this version makes it.
+func TestReplaceInPlace(t *testing.T) {
+	inNamespace(t, func() {
+		table, err := openTable()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer table.close()
+		// Handles are given in order: a table made anew has another.
+		handles := func() string {
+			out, err := exec.Command("sh", "-c", "nft -a list tables; for f in ip ip6; do nft -a list table $f portal-ipvs | grep -E '^\\s(set|map|chain) '; done").CombinedOutput()
+			if err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+			return string(out)
+		}
+		write := func() {
+			if err := errors.Join(table.replace(facts(), defaultMark, everything()), table.check()); err != nil {
+				t.Error(err)
+			}
+		}
+		write()
+		before := handles()
+		write()
+		if after := handles(); after != before || len(before) < 200 {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+		if out, err := exec.Command("sh", "-c", "nft delete table ip portal-ipvs && nft add table ip portal-ipvs && nft 'add set ip portal-ipvs "+vipsSet+" { type inet_service; }'").CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		write()
+	})
+}
+
 // TestCleanup removes what is ours and nothing else.
 func TestCleanup(t *testing.T) {
 	r := newRun()
