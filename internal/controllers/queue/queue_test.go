@@ -108,6 +108,7 @@ func TestWritesRestAKey(t *testing.T) {
 			t.Helper()
 			q.Add(key)
 			time.Sleep(5 * time.Second)
+			synctest.Wait()
 			if got := runs[len(runs)-1]; got != want {
 				t.Errorf("ran at %s, want %s", got, want)
 			}
