@@ -105,17 +105,24 @@ func (l *proxyLab) change(t *testing.T) {
 	}
 }
 
-// TestFaultsRelist cuts the watch, changes Services, and restarts the API server, which then does not know any more what
-// happened in between: it answers 410 Gone, and everything is listed anew. Nobody else notices.
-func TestFaultsRelist(t *testing.T) {
-	rootOnly(t)
-	l := newProxyLab(t, "nftables")
+// following has a proxy follow an API with Services that stay as they are, which it returns, and such as will change.
+func (l *proxyLab) following(t *testing.T) []target {
+	t.Helper()
 	targets := l.steady(t)
 	far := l.FarPods(intent.IPv4)
 	l.create(t, labService("old", nil), labSlice("old", intent.IPv4, far, nil))
 	l.create(t, labService("moves", nil), labSlice("moves", intent.IPv4, far[:1], nil))
 	l.start(t)
 	l.settled(t, 30*time.Second)
+	return targets
+}
+
+// TestFaultsRelist cuts the watch, changes Services, and restarts the API server, which then does not know any more what
+// happened in between: it answers 410 Gone, and everything is listed anew. Nobody else notices.
+func TestFaultsRelist(t *testing.T) {
+	rootOnly(t)
+	l := newProxyLab(t, "nftables")
+	targets := l.following(t)
 	v := l.vigil(t, targets)
 	for range 5 { // the watch is cut, and goes on
 		l.relay.Cut()
@@ -162,12 +169,7 @@ func expired(t *testing.T, l *proxyLab, version string) bool {
 func TestFaultsRestartWhileAway(t *testing.T) {
 	rootOnly(t)
 	l := newProxyLab(t, "nftables")
-	targets := l.steady(t)
-	far := l.FarPods(intent.IPv4)
-	l.create(t, labService("old", nil), labSlice("old", intent.IPv4, far, nil))
-	l.create(t, labService("moves", nil), labSlice("moves", intent.IPv4, far[:1], nil))
-	l.start(t)
-	l.settled(t, 30*time.Second)
+	targets := l.following(t)
 	before := l.tables(t)
 	v := l.vigil(t, targets)
 	l.relay.Cut()

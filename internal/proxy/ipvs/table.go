@@ -1,10 +1,8 @@
 package ipvs
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
 
@@ -31,13 +29,6 @@ type rules interface {
 	check() error
 	remove() error
 	close()
-}
-
-// found is what the table says to whoever takes it over.
-type found struct {
-	marks map[plan.FrontendKey][plan.Origins]uint32
-	addrs map[netip.Addr]bool
-	slots map[key]map[netip.AddrPort]uint32
 }
 
 const tableName = "portal-ipvs"
@@ -165,49 +156,6 @@ func setsOf(f intent.Family) map[string]*nftables.Set {
 	return out
 }
 
-func (t *table) read() (*found, error) {
-	out := &found{map[plan.FrontendKey][plan.Origins]uint32{}, map[netip.Addr]bool{}, map[key]map[netip.AddrPort]uint32{}}
-	for _, f := range families {
-		there, err := t.exists(f)
-		if err != nil {
-			return nil, err
-		}
-		if !there {
-			continue
-		}
-		sets := setsOf(f)
-		// What can't be read is not as we make it, and will be replaced.
-		for o := range plan.Origins {
-			list, _ := t.GetSetElements(sets[marksMap[o]])
-			for _, e := range list {
-				if k, ok := decodeFrontend(e.Key, f); ok && len(e.Val) == 4 {
-					m := out.marks[k]
-					m[o] = binary.NativeEndian.Uint32(e.Val)
-					out.marks[k] = m
-				}
-			}
-		}
-		list, _ := t.GetSetElements(sets[vipsSet])
-		for _, e := range list {
-			if a, ok := netip.AddrFromSlice(e.Key); ok {
-				out.addrs[a] = true
-			}
-		}
-		list, _ = t.GetSetElements(sets[slotsSet])
-		for _, e := range list {
-			pool, to, ok := decodeSlot(e.Key, f)
-			if !ok || len(e.Val) != 8 {
-				continue
-			}
-			if out.slots[pool] == nil {
-				out.slots[pool] = map[netip.AddrPort]uint32{}
-			}
-			out.slots[pool][to] = binary.NativeEndian.Uint32(e.Val[4:]) & maxSlot
-		}
-	}
-	return out, nil
-}
-
 // replace writes in place where there is a table: a packet that is inside our rules at the commit goes on with the old ones,
 // but each look-up asks anew which elements count, and should find some.
 func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error {
@@ -277,16 +225,6 @@ func (t *table) discard(f intent.Family) []nftables.SetElement {
 	clients := t.clients(f)
 	t.DelTable(in(f))
 	return clients
-}
-
-// clients are those that have an endpoint, for as long as they keep it.
-func (t *table) clients(f intent.Family) []nftables.SetElement {
-	list, _ := t.GetSetElements(setsOf(f)[affinitySet])
-	list = slices.DeleteFunc(list, func(e nftables.SetElement) bool { return e.Expires <= 0 || len(e.Val) != 4 })
-	for i := range list {
-		list[i].Timeout, list[i].Expires = list[i].Expires, 0
-	}
-	return list
 }
 
 func (c *contents) count(list map[element]bool, by int) {
@@ -420,70 +358,6 @@ func (t *table) change(del, add map[intent.Family]map[element]bool) error {
 		t.has[f].count(add[f], 1)
 	}
 	return nil
-}
-
-func (t *table) check() error {
-	for f, want := range t.has {
-		rules, err := t.countRules(f)
-		if err != nil {
-			return fmt.Errorf("list the rules of the table %s: %w", tableName, err)
-		}
-		for name, n := range want.rules {
-			if rules[name] != n {
-				return fmt.Errorf("the chain %s of the table %s has %d rules instead of %d", name, tableName, rules[name], n)
-			}
-		}
-		sets := setsOf(f)
-		for name, n := range want.elements {
-			list, err := t.GetSetElements(sets[name])
-			if err != nil {
-				return fmt.Errorf("list the set %s of the table %s: %w", name, tableName, err)
-			}
-			if len(list) != n {
-				return fmt.Errorf("the set %s of the table %s has %d elements instead of %d", name, tableName, len(list), n)
-			}
-		}
-	}
-	return nil
-}
-
-// countRules counts the rules of each of our chains.
-func (t *table) countRules(f intent.Family) (map[string]int, error) {
-	header := []byte{byte(in(f).Family), unix.NFNETLINK_V0, 0, 0}
-	name, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.NFTA_RULE_TABLE, Data: []byte(tableName + "\x00")}})
-	if err != nil {
-		return nil, err
-	}
-	list, err := t.raw.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE, Flags: netlink.Request | netlink.Dump},
-		Data:   append(header, name...),
-	})
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]int{}
-	for _, m := range list {
-		if len(m.Data) < len(header) {
-			continue
-		}
-		attrs, err := netlink.UnmarshalAttributes(m.Data[len(header):])
-		if err != nil {
-			return nil, err
-		}
-		var table, chain string
-		for _, a := range attrs {
-			switch a.Type {
-			case unix.NFTA_RULE_TABLE:
-				table = unix.ByteSliceToString(a.Data)
-			case unix.NFTA_RULE_CHAIN:
-				chain = unix.ByteSliceToString(a.Data)
-			}
-		}
-		if table == tableName {
-			out[chain]++
-		}
-	}
-	return out, nil
 }
 
 func (t *table) remove() error {

@@ -40,6 +40,20 @@ func inNamespace(t *testing.T, f func()) {
 	}
 }
 
+// withTable runs a test on a table of its own.
+func withTable(t *testing.T, f func(*table)) {
+	t.Helper()
+	inNamespace(t, func() {
+		table, err := openTable()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer table.close()
+		f(table)
+	})
+}
+
 // everything are elements of every sort, from Services of both families.
 func everything() map[intent.Family]map[element]bool {
 	all := map[intent.Family]map[element]bool{intent.IPv4: {}, intent.IPv6: {}}
@@ -81,13 +95,7 @@ func everything() map[intent.Family]map[element]bool {
 
 // TestTable tells a real kernel all that the table may hold, changes it and reads it back.
 func TestTable(t *testing.T) {
-	inNamespace(t, func() {
-		table, err := openTable()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer table.close()
+	withTable(t, func(table *table) {
 		all := everything()
 		for _, f := range []*plan.Facts{facts(), {
 			Pods:      plan.Detector{Interface: "cbr0", InterfacePrefix: "veth"},
@@ -148,13 +156,7 @@ func TestTable(t *testing.T) {
 
 // TestReplaceInPlace: what packets may be looking at stays where it is, unless it is not as this version makes it.
 func TestReplaceInPlace(t *testing.T) {
-	inNamespace(t, func() {
-		table, err := openTable()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer table.close()
+	withTable(t, func(table *table) {
 		// Handles are given in order: a table made anew has another.
 		handles := func() string {
 			out, err := exec.Command("sh", "-c", "nft -a list tables; for f in ip ip6; do nft -a list table $f portal-ipvs | grep -E '^\\s(set|map|chain) '; done").CombinedOutput()
