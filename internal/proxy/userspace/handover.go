@@ -46,7 +46,7 @@ func (t *table) handover(facts *plan.Facts, frontends []*frontend) string {
 	for _, f := range frontends {
 		collect(come, t.elements(f.Frontend))
 	}
-	return t.base(facts, nil) + b.String() + t.change(nil, come)
+	return t.remove() + t.base(facts, nil) + b.String() + t.change(nil, come)
 }
 
 // slots are the elements by which a frontend's packets find an endpoint without us.

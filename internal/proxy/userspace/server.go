@@ -181,29 +181,30 @@ func (s *server) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Del
 }
 
 func (s *server) replace(ctx context.Context, next *plan.Snapshot) error {
-	var text strings.Builder
+	if s.Source == Preserve {
+		for _, f := range next.Facts.Families {
+			if err := openReturn(f); err != nil {
+				return fmt.Errorf("routing answers to clients' addresses to this process: %w", err)
+			}
+		}
+	}
+	var inPlace, anew strings.Builder
 	var all []*plan.Frontend
 	for _, f := range families {
 		t := newTable(f, s.Source)
 		switch {
 		case !slices.Contains(next.Facts.Families, f):
-			text.WriteString(t.remove())
+			inPlace.WriteString(t.remove())
+			anew.WriteString(t.remove())
 			continue
 		case s.ports[f] == nil:
 			return fmt.Errorf("this machine has no IPv%d", f)
-		}
-		if s.Source == Preserve {
-			if err := openReturn(f); err != nil {
-				return fmt.Errorf("routing answers to clients' addresses to this process: %w", err)
-			}
 		}
 		come := map[element]bool{}
 		for _, front := range next.Frontends {
 			if front.Family == f {
 				all = append(all, front)
-				for _, e := range t.elements(front) {
-					come[e] = true
-				}
+				collect(come, t.elements(front))
 			}
 		}
 		for a := range next.ClusterIPs {
@@ -211,11 +212,22 @@ func (s *server) replace(ctx context.Context, next *plan.Snapshot) error {
 				come[element{set: "cluster-ips", text: a.String()}] = true
 			}
 		}
-		text.WriteString(t.base(next.Facts, s.ports[f]))
-		text.WriteString(t.change(nil, come))
+		if s.facts != nil && slices.Contains(s.facts.Families, f) {
+			inPlace.WriteString(t.empty(s.facts))
+		} else {
+			inPlace.WriteString(t.remove())
+		}
+		anew.WriteString(t.remove())
+		text := t.base(next.Facts, s.ports[f]) + t.change(nil, come)
+		inPlace.WriteString(text)
+		anew.WriteString(text)
 	}
 	s.set(all)
-	if err := nft(ctx, text.String()); err != nil {
+	err := nft(ctx, inPlace.String())
+	if err != nil && s.facts != nil { // what is there is not what we have made
+		err = nft(ctx, anew.String())
+	}
+	if err != nil {
 		return err
 	}
 	s.facts = next.Facts

@@ -58,13 +58,26 @@ func (t *table) remove() string {
 	return fmt.Sprintf("table %[1]s %[2]s\ndelete table %[1]s %[2]s\n", t.ip, tableName)
 }
 
-// base replaces whatever is there by the rules and empty sets. Without sockets, the chains that lead to them are empty.
+// empty leaves chains without rules and sets without elements of a table that was made for these facts. A packet that is
+// inside the rules when they are replaced goes on with the old ones, but each look-up asks anew which elements count: it
+// finds them in a set that stays, and none in one that was removed.
+func (t *table) empty(facts *plan.Facts) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "flush table %s %s\n", t.ip, tableName)
+	for _, s := range t.sets(facts) {
+		fmt.Fprintf(&b, "flush %s %s %s %s\n", s.kind, t.ip, tableName, s.name)
+	}
+	return b.String()
+}
+
+// base makes the rules and sets without Services' elements. Without sockets, the chains that lead to them are empty.
 func (t *table) base(facts *plan.Facts, at *listening) string {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	b.WriteString(t.remove())
 	say("table %s %s {", t.ip, tableName)
-	t.sets(say, facts)
+	for _, s := range t.sets(facts) {
+		say("%s %s { %s }", s.kind, s.name, s.spec)
+	}
 	pods, ports := t.pods(&facts.Pods), t.ports(&facts.NodePorts)
 
 	say("chain reject-it { meta l4proto tcp reject with tcp reset; reject; }")
@@ -104,20 +117,24 @@ func (t *table) base(facts *plan.Facts, at *listening) string {
 	return b.String()
 }
 
-func (t *table) sets(say func(string, ...any), facts *plan.Facts) {
+type set struct{ kind, name, spec string }
+
+func (t *table) sets(facts *plan.Facts) []set {
 	vip, port := t.addrType()+" . inet_proto . inet_service", "inet_proto . inet_service"
-	say("set vips { type %s; }", vip)
-	say("set node-ports { type %s; }", port)
-	say("set cluster-ips { type %s; }", t.addrType())
-	say("set guarded { type %s; }", vip)
-	say("set allowed { type %s . %s; flags interval; }", vip, t.addrType())
+	list := []set{
+		{"set", "vips", "type " + vip + ";"},
+		{"set", "node-ports", "type " + port + ";"},
+		{"set", "cluster-ips", "type " + t.addrType() + ";"},
+		{"set", "guarded", "type " + vip + ";"},
+		{"set", "allowed", "type " + vip + " . " + t.addrType() + "; flags interval;"},
+	}
 	for _, o := range origins {
-		say("map %s-refused { type %s : verdict; }", o, vip)
-		say("map %s-refused-ports { type %s : verdict; }", o, port)
+		list = append(list, set{"map", o + "-refused", "type " + vip + " : verdict;"}, set{"map", o + "-refused-ports", "type " + port + " : verdict;"})
 	}
 	if !facts.NodePorts.All {
-		say("set node-addrs { type %s; flags interval; %s }", t.addrType(), t.nodeAddrs(&facts.NodePorts))
+		list = append(list, set{"set", "node-addrs", "type " + t.addrType() + "; flags interval; " + t.nodeAddrs(&facts.NodePorts)})
 	}
+	return list
 }
 
 func (t *table) nodeAddrs(n *plan.NodePorts) string {

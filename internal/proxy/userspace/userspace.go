@@ -88,7 +88,7 @@ func (m *mode) Probe(ctx context.Context, families []intent.Family) error {
 	}
 	for _, f := range families {
 		t := newTable(f, m.Source)
-		if err := nft(ctx, t.base(&plan.Facts{}, &listening{}), "--check"); err != nil {
+		if err := nft(ctx, t.remove()+t.base(&plan.Facts{}, &listening{}), "--check"); err != nil {
 			return fmt.Errorf("the kernel does not take the rules that redirect IPv%d to this process: it needs nf_tables with nat, fib, reject and conntrack (%w)", f, err)
 		}
 	}
