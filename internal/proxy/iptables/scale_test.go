@@ -52,7 +52,7 @@ func cluster(n, endpoints int) *intent.Entry {
 
 func BenchmarkScale(b *testing.B) {
 	for _, v := range []Variant{NFT, Legacy} {
-		for _, n := range []int{1000, 10000} {
+		for _, n := range []int{10, 1000, 10000, 30000} {
 			b.Run(fmt.Sprintf("%s/%d", v, n), func(b *testing.B) {
 				for b.Loop() {
 					scale(b, v, n)
