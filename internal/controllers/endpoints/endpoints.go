@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -55,6 +57,7 @@ type Controller struct {
 	queue   *queue.Queue
 	trigger *endpointsliceutil.TriggerTimeTracker
 	wrote   ledger
+	working atomic.Bool // before, somebody else may be
 }
 
 // New makes the controller and subscribes it; Run starts it once the informers it was given have synced.
@@ -87,9 +90,30 @@ func keyOf(obj metav1.Object) queue.Key {
 }
 
 func (c *Controller) changed(now *corev1.Endpoints) {
-	if ours := c.wrote.see(now); !ours && now.Labels[LabelManagedBy] == Name {
+	ours := c.wrote.see(now)
+	switch {
+	case ours || now.Labels[LabelManagedBy] != Name:
+	case c.working.Load():
 		c.queue.AddAfter(keyOf(now), foreignChangeDelay)
+	case maps.Equal(shown(now), membership.Shown(c.Members.Pods(keyOf(now)))):
+		// The leader's work. Every Service is still to be looked at, this one later.
+		c.queue.Settle(keyOf(now))
 	}
+}
+
+// shown are the Pods that Endpoints show, and whether as ready ones.
+func shown(e *corev1.Endpoints) map[types.UID]bool {
+	out := map[types.UID]bool{}
+	for _, s := range e.Subsets {
+		for ready, list := range map[bool][]corev1.EndpointAddress{true: s.Addresses, false: s.NotReadyAddresses} {
+			for _, a := range list {
+				if a.TargetRef != nil {
+					out[a.TargetRef.UID] = ready
+				}
+			}
+		}
+	}
+	return out
 }
 
 // Listed says that the informers have seen everything.
@@ -97,11 +121,13 @@ func (c *Controller) Listed() { c.queue.Listed() }
 
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) error {
+	c.working.Store(true)
 	// A Service may have gone while nobody was looking; its Endpoints follow it now. Those that old leader
 	// elections used as their lock never had a Service.
 	for _, obj := range c.Endpoints.GetStore().List() {
 		e := obj.(*corev1.Endpoints)
-		if _, lock := e.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]; !lock {
+		_, lock := e.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]
+		if _, err := c.Services.Services(e.Namespace).Get(e.Name); err != nil && !lock {
 			c.queue.Add(keyOf(e))
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -62,6 +63,7 @@ type Controller struct {
 	reconciler *endpointslice.Reconciler
 	writes     *countingClient
 	stale      parked
+	working    atomic.Bool // before, somebody else may be
 }
 
 // New makes the controller and subscribes it; Run starts it once the informers it was given have synced.
@@ -93,6 +95,7 @@ func (c *Controller) Listed() { c.queue.Listed() }
 
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) error {
+	c.working.Store(true)
 	var done sync.WaitGroup
 	done.Go(func() { c.nodes.Run(ctx, 1) })
 	done.Go(func() { c.view.Watch(ctx, c.queue.Add) })

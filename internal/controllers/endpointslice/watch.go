@@ -1,10 +1,12 @@
 package endpointslice
 
 import (
+	"maps"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"portal/internal/controllers/membership"
@@ -54,6 +56,11 @@ func (c *Controller) sliceChanged(old, slice *discovery.EndpointSlice) {
 	}
 	ours := c.reconciler.ManagedByController(slice)
 	switch {
+	case !c.working.Load():
+		// Every Service is still to be looked at. This is the leader's work, or was there.
+		if ours && c.agree(key) {
+			c.queue.Settle(key)
+		}
 	case ours && c.view.Tracker.ShouldSync(slice),
 		old != nil && c.reconciler.ManagedByChanged(old, slice):
 		c.queue.AddAfter(key, foreignChangeDelay)
@@ -65,7 +72,7 @@ func (c *Controller) sliceChanged(old, slice *discovery.EndpointSlice) {
 func (c *Controller) sliceGone(slice *discovery.EndpointSlice) {
 	c.view.Saw(slice)
 	key := sliceview.ServiceOf(slice)
-	if key.Name == "" || !c.reconciler.ManagedByController(slice) {
+	if key.Name == "" || !c.reconciler.ManagedByController(slice) || !c.working.Load() {
 		return
 	}
 	if c.view.Tracker.Has(slice) && !c.view.Tracker.HandleDeletion(slice) {
@@ -74,6 +81,23 @@ func (c *Controller) sliceGone(slice *discovery.EndpointSlice) {
 	if c.stale.leave(key) {
 		c.queue.Add(key)
 	}
+}
+
+// agree tells whether a Service's slices show its Pods as they are.
+func (c *Controller) agree(key queue.Key) bool {
+	list, err := c.view.Cached(key)
+	if err != nil {
+		return false
+	}
+	shown := map[types.UID]bool{}
+	for _, slice := range list {
+		for _, e := range slice.Endpoints {
+			if e.TargetRef != nil {
+				shown[e.TargetRef.UID] = e.Conditions.Ready == nil || *e.Conditions.Ready
+			}
+		}
+	}
+	return maps.Equal(shown, membership.Shown(c.Members.Pods(key)))
 }
 
 // nodeChanged: endpoints carry their node's zone, and a Pod on a node that isn't known yet is no endpoint.

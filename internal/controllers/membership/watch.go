@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -117,6 +118,17 @@ func SameEndpoint(a, b *corev1.Pod) bool {
 		a.Spec.Hostname == b.Spec.Hostname &&
 		a.Spec.Subdomain == b.Spec.Subdomain &&
 		maps.Equal(a.Labels, b.Labels)
+}
+
+// Shown are the Pods that a Service shows as endpoints, in the usual case, and whether as ready ones.
+func Shown(pods []*corev1.Pod) map[types.UID]bool {
+	out := make(map[types.UID]bool, len(pods))
+	for _, pod := range pods {
+		if pod.Status.PodIP != "" && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+			out[pod.UID] = pod.DeletionTimestamp == nil && Ready(pod)
+		}
+	}
+	return out
 }
 
 // Ready tells whether a Pod's Ready condition is true.

@@ -1,44 +1,74 @@
 package queue
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 // lanes is the order in which dirty keys are worked on. What has changed since everything was listed goes before what was
 // only listed: after a change of leaders nearly all of the latter is right already, and whoever waits for a change should
 // not wait for it to be looked at. Within a lane, first come is first served.
 type lanes struct {
 	mu      sync.Mutex
-	listed  bool             // everything was
-	urgent  fifo             // what has changed since
-	rest    fifo             // what was there then, and some that have become urgent
-	resting map[Key]struct{} // those of rest that have not
+	listed  bool // everything was
+	lane    [2]lane
+	places  map[Key]place
+	tickets uint64
 	popped  int
+}
+
+const (
+	urgent = iota // what has changed since
+	rest          // what was there then, and what others have done meanwhile
+)
+
+// lane are places in order. Keys may have left theirs for another one; count is how many have not.
+type lane struct {
+	places []place
+	count  int
+}
+
+// place is where a key waits: the ticket of its place in the lane.
+type place struct {
+	key    Key
+	lane   int
+	ticket uint64
 }
 
 // share is how often a key that only was listed goes before those that have changed: one of so many, so that a storm of
 // changes keeps nobody waiting for ever.
 const share = 8
 
-func newLanes() *lanes { return &lanes{resting: map[Key]struct{}{}} }
+func newLanes() *lanes { return &lanes{places: map[Key]place{}} }
 
 // Push adds a key that is not there.
 func (l *lanes) Push(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.listed {
-		l.urgent.push(key)
-		return
+		l.put(key, urgent)
+	} else {
+		l.put(key, rest)
 	}
-	l.rest.push(key)
-	l.resting[key] = struct{}{}
 }
 
 // Touch is told of a key that is there and was called dirty once more.
 func (l *lanes) Touch(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, resting := l.resting[key]; resting && l.listed {
-		delete(l.resting, key)
-		l.urgent.push(key)
+	if at, in := l.places[key]; in && at.lane == rest && l.listed {
+		l.leave(at)
+		l.put(key, urgent)
+	}
+}
+
+// settle is told of a key whose change somebody else has dealt with.
+func (l *lanes) settle(key Key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if at, in := l.places[key]; in && at.lane == urgent {
+		l.leave(at)
+		l.put(key, rest)
 	}
 }
 
@@ -46,7 +76,7 @@ func (l *lanes) Touch(key Key) {
 func (l *lanes) Len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.urgent) + len(l.resting)
+	return len(l.places)
 }
 
 // Pop takes the next key; there must be one.
@@ -54,14 +84,18 @@ func (l *lanes) Pop() Key {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.popped++
-	if len(l.urgent) > 0 && (len(l.resting) == 0 || l.popped%share != 0) {
-		return l.urgent.pop()
+	from := &l.lane[rest]
+	if l.lane[urgent].count > 0 && (from.count == 0 || l.popped%share != 0) {
+		from = &l.lane[urgent]
 	}
 	for {
-		key := l.rest.pop()
-		if _, resting := l.resting[key]; resting {
-			delete(l.resting, key)
-			return key
+		at := from.places[0]
+		from.places[0] = place{}
+		from.places = from.places[1:]
+		if l.places[at.key] == at {
+			l.leave(at)
+			delete(l.places, at.key)
+			return at.key
 		}
 	}
 }
@@ -72,15 +106,22 @@ func (l *lanes) setListed() {
 	l.listed = true
 }
 
-type fifo []Key
-
-func (f *fifo) push(key Key) { *f = append(*f, key) }
-
-func (f *fifo) pop() Key {
-	key := (*f)[0]
-	(*f)[0] = Key{}
-	if *f = (*f)[1:]; len(*f) == 0 {
-		*f = nil
+func (l *lanes) put(key Key, to int) {
+	l.tickets++
+	at := place{key, to, l.tickets}
+	l.places[key] = at
+	lane := &l.lane[to]
+	lane.count++
+	lane.places = append(lane.places, at)
+	if len(lane.places) > 2*lane.count+64 {
+		lane.places = slices.DeleteFunc(lane.places, func(p place) bool { return l.places[p.key] != p })
 	}
-	return key
+}
+
+// leave empties a place. It is removed when its turn comes, or when too many are empty.
+func (l *lanes) leave(at place) {
+	lane := &l.lane[at.lane]
+	if lane.count--; lane.count == 0 {
+		lane.places = nil
+	}
 }

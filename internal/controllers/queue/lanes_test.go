@@ -29,6 +29,46 @@ func TestWhatHasChangedGoesFirst(t *testing.T) {
 	}
 }
 
+// A change that somebody else has dealt with is no longer urgent; the next one is again, behind those that came before.
+func TestWhatIsSettledWaits(t *testing.T) {
+	l := newLanes()
+	for _, name := range []string{"a", "b", "c"} {
+		l.Push(named(name))
+	}
+	l.setListed()
+	for _, name := range []string{"a", "b"} {
+		l.Touch(named(name))
+	}
+	l.settle(named("a"))
+	l.settle(named("nobody"))
+	l.Touch(named("c"))
+	l.Touch(named("a"))
+	l.settle(named("b"))
+	var got []string
+	for range 3 {
+		got = append(got, l.Pop().Name)
+	}
+	if want := []string{"c", "a", "b"}; !slices.Equal(got, want) {
+		t.Errorf("order %v, want %v", got, want)
+	}
+}
+
+// Somebody may stand by for months.
+func TestLanesDoNotGrow(t *testing.T) {
+	l := newLanes()
+	for i := range 10 {
+		l.Push(named(fmt.Sprint(i)))
+	}
+	l.setListed()
+	for i := range 10_000 {
+		l.Touch(named(fmt.Sprint(i % 10)))
+		l.settle(named(fmt.Sprint((i + 5) % 10)))
+	}
+	if a, b := len(l.lane[urgent].places), len(l.lane[rest].places); a+b > 200 {
+		t.Errorf("10 keys have %d and %d places", a, b)
+	}
+}
+
 // However many changes there are, what was only listed comes to its turn.
 func TestNobodyStarves(t *testing.T) {
 	l := newLanes()
@@ -60,6 +100,8 @@ func TestLanesLoseNothing(t *testing.T) {
 				l.setListed()
 			case len(in) > 0 && rapid.Bool().Draw(t, "pop"):
 				pop()
+			case in[key] && rapid.Bool().Draw(t, "settle"):
+				l.settle(key)
 			case in[key]:
 				l.Touch(key)
 			default:

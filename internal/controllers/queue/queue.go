@@ -91,6 +91,10 @@ func (q *Queue) AddAfter(key Key, after time.Duration) { q.work.AddAfter(key, af
 // Listed says that all that was there when the informers began has been called dirty: from now on, what changes goes first.
 func (q *Queue) Listed() { q.lane.setListed() }
 
+// Settle says that somebody else has dealt with what made a key dirty, as far as one can see. It is looked at nevertheless,
+// but after those that wait for something.
+func (q *Queue) Settle(key Key) { q.lane.settle(key) }
+
 // Len is how many keys wait for a worker now.
 func (q *Queue) Len() int { return q.work.Len() }
 
