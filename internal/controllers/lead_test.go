@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +30,7 @@ type candidacy struct {
 	Host, Token string
 	TLS         rest.TLSClientConfig
 	Election    controllers.Election
+	Workers     int
 }
 
 func TestMain(m *testing.M) {
@@ -51,13 +54,13 @@ func lead(text string) error {
 		return err
 	}
 	config := &rest.Config{Host: c.Host, BearerToken: c.Token, TLSClientConfig: c.TLS}
-	return controllers.Lead(context.Background(), controllers.Config{REST: config}, selection, c.Election)
+	return controllers.Lead(context.Background(), controllers.Config{REST: config, SliceWorkers: c.Workers}, selection, c.Election)
 }
 
 // startCandidate starts one of several controllers that may lead.
-func (w *world) startCandidate(name string) *exec.Cmd {
+func (w *world) startCandidate(name string, workers int) *exec.Cmd {
 	w.Helper()
-	c := candidacy{Host: w.config.Host, Token: w.config.BearerToken, TLS: w.config.TLSClientConfig, Election: controllers.DefaultElection()}
+	c := candidacy{Host: w.config.Host, Token: w.config.BearerToken, TLS: w.config.TLSClientConfig, Election: controllers.DefaultElection(), Workers: workers}
 	c.Election.Namespace, c.Election.Name, c.Election.Identity = w.namespace, "lead", name
 	text, err := json.Marshal(c)
 	w.must(err)
@@ -81,6 +84,75 @@ func (w *world) leader() string {
 	return *lease.Spec.HolderIdentity
 }
 
+// startTwo starts one that leads, which is returned, and one that stands by.
+func (w *world) startTwo(workers int) *exec.Cmd {
+	w.Helper()
+	first := w.startCandidate("first", workers)
+	w.eventually(10*time.Second, func() string {
+		if got := w.leader(); got != "first" {
+			return fmt.Sprintf("%q leads", got)
+		}
+		return ""
+	})
+	w.startCandidate("second", workers)
+	return first
+}
+
+// TestAStandbyBeginsWithWhatWasLeft: the longer an endpoint is dead, the earlier it goes, whatever the leader did before.
+func TestAStandbyBeginsWithWhatWasLeft(t *testing.T) {
+	w := newWorld(t)
+	w.addNode(w.namespace, nil)
+	const services = 12
+	name := func(i int) string { return fmt.Sprintf("s%d", i) }
+	for i := range services {
+		app := map[string]string{"app": name(i)}
+		w.addService(name(i), func(s *corev1.Service) { s.Spec.Selector = app })
+		for _, gone := range []string{"early-", "late-"} {
+			w.addPod(gone+name(i), w.namespace, app, fmt.Sprintf("10.9.%d.%d", len(gone), i+1), fmt.Sprintf("fd00:9::%d:%d", len(gone), i+1))
+		}
+	}
+	show := func(n int) string {
+		found := w.slices("")
+		for i := range services {
+			if got := len(found[name(i)].Endpoints); got != n {
+				return fmt.Sprintf("%s has %d endpoints", name(i), got)
+			}
+		}
+		return ""
+	}
+	now := int64(0)
+	die := func(pod string) {
+		w.must(w.client.CoreV1().Pods(w.namespace).Delete(w.ctx(), pod, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	}
+	first := w.startTwo(1)
+	w.eventually(10*time.Second, func() string { return show(2) })
+	time.Sleep(2 * time.Second) // the standby, too, has seen everything
+	for i := range services {
+		die("early-" + name(i))
+	}
+	w.eventually(10*time.Second, func() string { return show(1) })
+	w.must(first.Process.Kill())
+	var order, got []string
+	for _, i := range rand.Perm(services) {
+		die("late-" + name(i))
+		order = append(order, name(i))
+	}
+	w.eventually(20*time.Second, func() string { return show(0) })
+	written := w.slices("")
+	for service := range written {
+		got = append(got, service)
+	}
+	version := func(service string) int {
+		n, err := strconv.Atoi(written[service].ResourceVersion)
+		w.must(err)
+		return n
+	}
+	slices.SortFunc(got, func(a, b string) int { return version(a) - version(b) })
+	if !slices.Equal(got, order) {
+		t.Errorf("died in the order\n%v, written in the order\n%v", order, got)
+	}
+}
+
 func TestAStandbyTakesOver(t *testing.T) {
 	w := newWorld(t)
 	w.addNode(w.namespace, nil)
@@ -90,14 +162,7 @@ func TestAStandbyTakesOver(t *testing.T) {
 	for i := range pods {
 		w.addPod(name(i), w.namespace, map[string]string{"app": "a"}, fmt.Sprintf("10.9.0.%d", i+1), fmt.Sprintf("fd00:9::%d", i+1))
 	}
-	first := w.startCandidate("first")
-	w.eventually(10*time.Second, func() string {
-		if got := w.leader(); got != "first" {
-			return fmt.Sprintf("%q leads", got)
-		}
-		return ""
-	})
-	w.startCandidate("second")
+	first := w.startTwo(0)
 	w.eventually(10*time.Second, func() string { return w.serves(0, pods) })
 
 	now := int64(0)
@@ -121,13 +186,9 @@ func TestAStandbyTakesOver(t *testing.T) {
 
 // serves compares the Pods in the Service's slices with n of them from a number on.
 func (w *world) serves(from, n int) string {
-	list, err := w.client.DiscoveryV1().EndpointSlices(w.namespace).List(w.ctx(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=s"})
-	w.must(err)
 	var got, want []string
-	for _, s := range list.Items {
-		for _, e := range s.Endpoints {
-			got = append(got, e.TargetRef.Name)
-		}
+	for _, e := range w.slices(discoveryv1.LabelServiceName + "=s")["s"].Endpoints {
+		got = append(got, e.TargetRef.Name)
 	}
 	for i := range n {
 		want = append(want, fmt.Sprintf("p%d", from+i))
@@ -138,4 +199,16 @@ func (w *world) serves(from, n int) string {
 		return fmt.Sprintf("the slices have %v", got)
 	}
 	return ""
+}
+
+// slices are those that a selector finds, by Service, of which each has one.
+func (w *world) slices(selector string) map[string]discoveryv1.EndpointSlice {
+	w.Helper()
+	list, err := w.client.DiscoveryV1().EndpointSlices(w.namespace).List(w.ctx(), metav1.ListOptions{LabelSelector: selector})
+	w.must(err)
+	out := map[string]discoveryv1.EndpointSlice{}
+	for _, s := range list.Items {
+		out[s.Labels[discoveryv1.LabelServiceName]] = s
+	}
+	return out
 }
