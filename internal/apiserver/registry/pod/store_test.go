@@ -6,14 +6,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/utils/ptr"
 
-	"portal/internal/store"
+	"portal/internal/apiserver/registry/registrytest"
 )
 
 // api answers requests to Pods from an etcd of its own.
@@ -24,30 +21,7 @@ type api struct {
 
 func serve(t *testing.T) api {
 	t.Helper()
-	opts := store.DefaultOptions()
-	opts.Dir = t.TempDir()
-	etcd, err := store.Open(t.Context(), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(etcd.Close)
-	scheme := runtime.NewScheme()
-	kind := New()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, kind.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
-	codec := serializer.NewCodecFactory(scheme).LegacyCodec(corev1.SchemeGroupVersion)
-	storage, err := kind.Storage(scheme, &store.RESTOptions{
-		Store: etcd, Codec: func(string) runtime.Codec { return codec },
-		Uncached: map[schema.GroupResource]bool{corev1.Resource("pods"): true},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(storage["pods"].Destroy)
-	return api{t, storage}
+	return api{t, registrytest.Stored(t, New())}
 }
 
 func (a api) create(change func(*corev1.Pod)) (*corev1.Pod, error) {

@@ -1,4 +1,4 @@
-// Package registrytest runs a resource's rules in the order the server does, without a store behind them.
+// Package registrytest runs a resource's rules in the order the server does, without a store behind them or with one.
 package registrytest
 
 import (
