@@ -49,7 +49,7 @@ func newProxyLab(t *testing.T, mode string, apiArgs ...string) *proxyLab {
 	t.Helper()
 	options := backendtest.Options{}
 	if mode == "iptables" {
-		options = backendtest.Options{PassesOtherPorts: true, PassesFromNode: true}
+		options = backendtest.Options{PassesOtherPorts: true, PassesFromNode: true, RefusesFirst: true}
 	}
 	l := &proxyLab{Lab: backendtest.NewLab(t, options), dir: t.TempDir(), mode: mode}
 	l.api = startPortal(t, append([]string{"--controllers", "none"}, apiArgs...)...)

@@ -74,6 +74,16 @@ type Frontend struct {
 	Routes [Origins]Route
 }
 
+// Refused says whether packets are rejected wherever they come from: there is no endpoint at all.
+func (f *Frontend) Refused() bool {
+	for _, r := range f.Routes {
+		if r.Verdict != Reject {
+			return false
+		}
+	}
+	return true
+}
+
 // Route is what becomes of packets of one origin.
 type Route struct {
 	Verdict Verdict
@@ -188,6 +198,16 @@ type NodePorts struct {
 	// All: on every local address. Otherwise on Addrs.
 	All   bool
 	Addrs []netip.Addr
-	// Loopback: on 127.0.0.1 and ::1 too, where the mode can.
-	Loopback bool
+	// Loopback4 and Loopback6: on 127.0.0.1 or ::1 too, where the mode can.
+	Loopback4, Loopback6 bool
+	// Checks are where health checks are answered. The unspecified address of a family means all of it.
+	Checks []netip.Addr
+}
+
+// Loopback says whether loopback addresses of a family count.
+func (n *NodePorts) Loopback(f intent.Family) bool {
+	if f == intent.IPv6 {
+		return n.Loopback6
+	}
+	return n.Loopback4
 }

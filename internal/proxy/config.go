@@ -167,21 +167,33 @@ func (c *Config) nodePorts(f *plan.Facts, local []netip.Addr, mode string) plan.
 		prefixes := want.of(family, f.Addrs)
 		everywhere := len(prefixes) == 0 || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Bits() == 0 })
 		named := slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
-		if everywhere {
-			all++
-		}
-		// Only iptables has the habit of serving loopback without being asked by name.
-		if mode == "iptables" {
-			out.Loopback = out.Loopback || c.LocalhostNodePorts && family == intent.IPv4 && (named || everywhere)
-		} else {
-			out.Loopback = out.Loopback || named
-		}
+		var here []netip.Addr
 		for _, a := range local {
 			if intent.FamilyOf(a) == family && !a.IsLoopback() && (everywhere || slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })) {
-				out.Addrs = append(out.Addrs, a)
+				here = append(here, a)
 			}
 		}
+		out.Addrs = append(out.Addrs, here...)
+		unspecified, loopback, serves := netip.IPv4Unspecified(), netip.AddrFrom4([4]byte{127, 0, 0, 1}), &out.Loopback4
+		if family == intent.IPv6 {
+			unspecified, loopback, serves = netip.IPv6Unspecified(), netip.IPv6Loopback(), &out.Loopback6
+		}
+		switch {
+		case everywhere:
+			all++
+			here = []netip.Addr{unspecified}
+		case named:
+			here = append(here, loopback)
+		}
+		out.Checks = append(out.Checks, here...)
+		// Only iptables has the habit of serving loopback without being asked by name.
+		*serves = named
+		if mode == "iptables" {
+			*serves = c.LocalhostNodePorts && family == intent.IPv4 && (named || everywhere)
+		}
 	}
+	slices.SortFunc(out.Checks, netip.Addr.Compare)
+	out.Checks = slices.Compact(out.Checks)
 	if all == len(f.Families) {
 		out.All, out.Addrs = true, nil
 		return out

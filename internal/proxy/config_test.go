@@ -28,18 +28,19 @@ func TestNodePortAddresses(t *testing.T) {
 		words []string
 		want  string
 	}{
-		{"nftables", nil, "[192.0.2.1 2001:db8::1]"},
-		{"iptables", nil, "all loopback"},
-		{"ipvs", nil, "all"},
-		{"userspace", nil, "all"},
-		{"nftables", []string{"0.0.0.0/0", "::/0"}, "all"},
-		{"nftables", []string{"all"}, "all"},
-		{"iptables", []string{"primary"}, "[192.0.2.1 2001:db8::1]"},
-		{"nftables", []string{"primary", "localhost"}, "[192.0.2.1 2001:db8::1] loopback"},
-		{"iptables", []string{"primary", "localhost"}, "[192.0.2.1 2001:db8::1] loopback"},
-		{"nftables", []string{"192.0.2.0/24"}, "[192.0.2.1 192.0.2.2 2001:db8::1 2001:db8::2 fe80::1]"},
-		{"nftables", []string{"10.0.0.0/8", "2001:db8::/127"}, "[2001:db8::1]"},
-		{"iptables", []string{"127.0.0.0/8", "::1/128"}, "[] loopback"},
+		{"nftables", nil, "[192.0.2.1 2001:db8::1], checks [192.0.2.1 2001:db8::1]"},
+		{"iptables", nil, "all 127.0.0.1, checks [0.0.0.0 ::]"},
+		{"ipvs", nil, "all, checks [0.0.0.0 ::]"},
+		{"userspace", nil, "all, checks [0.0.0.0 ::]"},
+		{"nftables", []string{"0.0.0.0/0", "::/0"}, "all, checks [0.0.0.0 ::]"},
+		{"nftables", []string{"all"}, "all, checks [0.0.0.0 ::]"},
+		{"iptables", []string{"primary"}, "[192.0.2.1 2001:db8::1], checks [192.0.2.1 2001:db8::1]"},
+		{"userspace", []string{"primary", "localhost"}, "[192.0.2.1 2001:db8::1] 127.0.0.1 ::1, checks [127.0.0.1 192.0.2.1 ::1 2001:db8::1]"},
+		{"iptables", []string{"primary", "localhost"}, "[192.0.2.1 2001:db8::1] 127.0.0.1, checks [127.0.0.1 192.0.2.1 ::1 2001:db8::1]"},
+		{"nftables", []string{"192.0.2.0/24"}, "[192.0.2.1 192.0.2.2 2001:db8::1 2001:db8::2 fe80::1], checks [192.0.2.1 192.0.2.2 ::]"},
+		{"nftables", []string{"10.0.0.0/8", "2001:db8::/127"}, "[2001:db8::1], checks [2001:db8::1]"},
+		{"iptables", []string{"127.0.0.0/8", "::1/128"}, "[] 127.0.0.1, checks [127.0.0.1 ::1]"},
+		{"userspace", []string{"127.0.0.0/8", "192.0.2.2/32"}, "[192.0.2.2 2001:db8::1 2001:db8::2 fe80::1] 127.0.0.1, checks [127.0.0.1 192.0.2.2 ::]"},
 	} {
 		t.Run(fmt.Sprint(c.mode, c.words), func(t *testing.T) {
 			n, err := ParseNodePortAddresses(c.words)
@@ -62,10 +63,13 @@ func where(n plan.NodePorts) string {
 	if n.All {
 		out = "all"
 	}
-	if n.Loopback {
-		out += " loopback"
+	if n.Loopback4 {
+		out += " 127.0.0.1"
 	}
-	return out
+	if n.Loopback6 {
+		out += " ::1"
+	}
+	return out + fmt.Sprint(", checks ", n.Checks)
 }
 
 func TestFactsOfNode(t *testing.T) {

@@ -154,7 +154,7 @@ func (s *State) describe(f *plan.Facts) {
 		s.Families = append(s.Families, familyName(family))
 	}
 	s.PodPrefixes, s.PodInterface, s.PodInterfaceNames = f.Pods.Prefixes, f.Pods.Interface, f.Pods.InterfacePrefix
-	s.NodePorts = NodePortState{f.NodePorts.All, f.NodePorts.Addrs, f.NodePorts.Loopback}
+	s.NodePorts = NodePortState{f.NodePorts.All, f.NodePorts.Addrs, f.NodePorts.Loopback4 || f.NodePorts.Loopback6}
 	s.ServicePrefixes = f.ServicePrefixes
 }
 

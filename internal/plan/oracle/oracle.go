@@ -126,7 +126,7 @@ func frontend(s *plan.Snapshot, dst netip.Addr, p Packet) *plan.Frontend {
 
 func takesNodePorts(n *plan.NodePorts, dst netip.Addr, local bool) bool {
 	if dst.IsLoopback() {
-		return n.Loopback
+		return n.Loopback(intent.FamilyOf(dst))
 	}
 	if n.All {
 		return local

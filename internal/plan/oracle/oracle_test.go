@@ -78,7 +78,7 @@ func TestJudge(t *testing.T) {
 		{"node port, listed", plan.NodePorts{Addrs: []netip.Addr{netip.MustParseAddr(here)}}, client, here + ":30080", Packet{DstLocal: true}, want{Forward, local, false}},
 		{"node port, not listed", plan.NodePorts{Addrs: []netip.Addr{netip.MustParseAddr(there)}}, client, here + ":30080", Packet{DstLocal: true}, want{verdict: Pass}},
 		{"loopback without leave", all, "127.0.0.1", "127.0.0.1:30080", Packet{SrcLocal: true, DstLocal: true}, want{verdict: Pass}},
-		{"loopback", plan.NodePorts{All: true, Loopback: true}, "127.0.0.1", "127.0.0.1:30080", Packet{SrcLocal: true, DstLocal: true}, want{Forward, both, true}},
+		{"loopback", plan.NodePorts{All: true, Loopback4: true}, "127.0.0.1", "127.0.0.1:30080", Packet{SrcLocal: true, DstLocal: true}, want{Forward, both, true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := c.packet

@@ -54,17 +54,11 @@ func New(log *slog.Logger, healthy func() bool) *Server {
 	return &Server{log: log, healthy: healthy, wake: make(chan struct{}, 1), wanted: map[intent.Key]*plan.HealthCheck{}, open: map[socket]*listener{}}
 }
 
-// Acknowledged notes the checks of changed plans and where node ports are served.
+// Acknowledged notes the checks of changed plans and where they are answered.
 func (s *Server) Acknowledged(changes []plan.ServiceChange, facts *plan.Facts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	where := []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
-	if !facts.NodePorts.All {
-		where = slices.Clone(facts.NodePorts.Addrs)
-		if facts.NodePorts.Loopback {
-			where = append(where, netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback())
-		}
-	}
+	where := facts.NodePorts.Checks
 	some := !slices.Equal(where, s.where) && len(s.wanted) > 0
 	s.where = where
 	for i := range changes {

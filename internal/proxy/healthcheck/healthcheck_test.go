@@ -36,7 +36,7 @@ func change(name string, port uint16, endpoints map[intent.Family]int) plan.Serv
 	return c
 }
 
-var atLoopback = &plan.Facts{NodePorts: plan.NodePorts{Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}
+var atLoopback = &plan.Facts{NodePorts: plan.NodePorts{Checks: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}}
 
 func TestAnswers(t *testing.T) {
 	var healthy atomic.Bool

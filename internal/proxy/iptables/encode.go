@@ -287,9 +287,9 @@ func (c *compiler) uniform(f *plan.Frontend) (*plan.Pool, pattern, bool) {
 }
 
 // keepOut drops those whom source ranges exclude. They have not been forwarded, which is all that can be told of a
-// packet that arrives here, unless others were refused too.
+// packet that arrives here, unless others were refused too. Where everybody is, ranges make no difference.
 func (c *compiler) keepOut(f *plan.Frontend) []string {
-	if f.Sources == nil {
+	if f.Sources == nil || f.Refused() {
 		return nil
 	}
 	if !slices.ContainsFunc(f.Routes[:], func(r plan.Route) bool { return r.Verdict == plan.Reject }) {

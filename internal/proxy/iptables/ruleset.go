@@ -335,7 +335,7 @@ func (r *ruleset) portMatches(facts *plan.Facts) []string {
 		case r.family == intent.IPv6:
 			// The kernel has no route_localnet for IPv6.
 			return []string{"-m addrtype --dst-type LOCAL ! -d " + loopback6.String()}
-		case !np.Loopback:
+		case !np.Loopback4:
 			return []string{"-m addrtype --dst-type LOCAL ! -d " + loopback4.String()}
 		}
 		return []string{"-m addrtype --dst-type LOCAL"}
@@ -354,7 +354,7 @@ func (r *ruleset) portMatches(facts *plan.Facts) []string {
 
 // loopback says whether node ports are served at 127.0.0.1.
 func loopback(f intent.Family, facts *plan.Facts) bool {
-	return f == intent.IPv4 && facts.NodePorts.Loopback
+	return f == intent.IPv4 && facts.NodePorts.Loopback4
 }
 
 // guard closes the hole that route_localnet opens: neighbours could send packets to services that listen on 127.0.0.1.

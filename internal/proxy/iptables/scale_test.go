@@ -30,7 +30,7 @@ var facts = &plan.Facts{
 	Node: "here", Families: []intent.Family{intent.IPv4, intent.IPv6},
 	Addrs:     []netip.Addr{netip.MustParseAddr("172.31.0.11")},
 	Pods:      plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
-	NodePorts: plan.NodePorts{All: true, Loopback: true},
+	NodePorts: plan.NodePorts{All: true, Loopback4: true},
 }
 
 // service n of many, with an endpoint more or less.

@@ -13,7 +13,7 @@ func TestSuite(t *testing.T) {
 		t.Run(string(v), func(t *testing.T) {
 			t.Parallel()
 			backendtest.Run(t, func() backend.Mode { return New(Options{Variant: v}) },
-				backendtest.Options{PassesOtherPorts: true, PassesFromNode: true, Loopback: true, Patience: 2 * time.Second})
+				backendtest.Options{PassesOtherPorts: true, PassesFromNode: true, RefusesFirst: true, Loopback: true, Patience: 2 * time.Second})
 		})
 	}
 }

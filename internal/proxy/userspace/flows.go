@@ -12,21 +12,31 @@ import (
 )
 
 // flows ends what the kernel remembers of datagrams to frontends, where it leads neither to our sockets nor to an endpoint:
-// flows from before the frontend was there, or to the sockets of a process that has ended. A client that keeps sending
-// would keep them alive.
+// flows from before the frontend was there, or to the sockets of a process that has ended, or to ours where datagrams are
+// refused by now. A client that keeps sending would keep them alive.
 type flows struct {
 	kernel *netlink.Handle
+	track  *tracker
 	wake   chan struct{}
 
 	mu     sync.Mutex
 	wanted map[plan.FrontendKey]*plan.Frontend
+	ended  []flow
 	local  map[netip.Addr]bool
 }
 
-// newFlows opens a socket in the network namespace of the thread.
+// newFlows opens sockets in the network namespace of the thread.
 func newFlows() (*flows, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
-	return &flows{kernel: h, wake: make(chan struct{}, 1), wanted: map[plan.FrontendKey]*plan.Frontend{}}, err
+	if err != nil {
+		return nil, err
+	}
+	track, err := newTracker()
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	return &flows{kernel: h, track: track, wake: make(chan struct{}, 1), wanted: map[plan.FrontendKey]*plan.Frontend{}}, nil
 }
 
 // look asks for a pass over the flows to some frontends.
@@ -42,11 +52,25 @@ func (f *flows) look(list []*plan.Frontend, local []netip.Addr) {
 	for _, a := range local {
 		f.local[a] = true
 	}
-	if len(f.wanted) > 0 {
-		select {
-		case f.wake <- struct{}{}:
-		default:
-		}
+	f.call(len(f.wanted))
+}
+
+// end asks for flows to be forgotten: the next datagram is met by the rules.
+func (f *flows) end(list []flow) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended = append(f.ended, list...)
+	f.call(len(list))
+}
+
+// call has a pass made if there is something to do.
+func (f *flows) call(n int) {
+	if n == 0 {
+		return
+	}
+	select {
+	case f.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -61,6 +85,7 @@ func forwards(f *plan.Frontend) bool {
 
 // run makes passes until the server ends.
 func (s *server) runFlows() {
+	defer s.flows.track.close()
 	defer s.flows.kernel.Close()
 	for {
 		select {
@@ -74,15 +99,21 @@ func (s *server) runFlows() {
 
 func (f *flows) pass(ports map[intent.Family]*listening) {
 	f.mu.Lock()
-	wanted, local := f.wanted, f.local
-	f.wanted = map[plan.FrontendKey]*plan.Frontend{}
+	wanted, ended, local := f.wanted, f.ended, f.local
+	f.wanted, f.ended = map[plan.FrontendKey]*plan.Frontend{}, nil
 	f.mu.Unlock()
+	// A flow that can't be deleted now is over already, or will be by its time-out.
+	for _, k := range ended {
+		_ = f.track.forget(k.us, k.client)
+	}
+	if len(wanted) == 0 {
+		return
+	}
 	for family, at := range ports {
 		af := netlink.InetFamily(unix.AF_INET)
 		if family == intent.IPv6 {
 			af = unix.AF_INET6
 		}
-		// A flow that can't be deleted now is over already, or will be by its time-out.
 		_, _ = f.kernel.ConntrackDeleteFilters(netlink.ConntrackTable, af, staleFlow{family, at, wanted, local})
 	}
 }
@@ -114,10 +145,5 @@ func (s staleFlow) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 		}
 	}
 	from, _ := netip.AddrFromSlice(flow.Reverse.SrcIP)
-	for _, r := range front.Routes {
-		if r.Pool != nil && hasEndpoint(r.Pool, netip.AddrPortFrom(from.Unmap(), flow.Reverse.SrcPort)) {
-			return false
-		}
-	}
-	return true
+	return !hasEndpoint(front, netip.AddrPortFrom(from.Unmap(), flow.Reverse.SrcPort))
 }

@@ -62,6 +62,7 @@ func (t *tracker) close() { unix.Close(t.fd) }
 // The numbers of ctnetlink.
 const (
 	ctGet                        = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
+	ctDelete                     = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 	ctTupleOrig, ctTupleReply    = 1, 2
 	ctTupleIP, ctTupleProto      = 1, 2
 	ctIPv4Src, ctIPv4Dst         = 1, 2
@@ -70,18 +71,15 @@ const (
 	nested                       = unix.NLA_F_NESTED
 )
 
-// originalUDP finds a flow by what its answers look like: from us to the client.
+// originalUDP is where a client's datagrams were addressed to.
 func (t *tracker) originalUDP(us, client netip.AddrPort) (netip.AddrPort, error) {
-	f, src, dst := byte(unix.AF_INET), uint16(ctIPv4Src), uint16(ctIPv4Dst)
-	if us.Addr().Is6() {
-		f, src, dst = unix.AF_INET6, ctIPv6Src, ctIPv6Dst
-	}
-	ip := attr(ctTupleIP|nested, attr(src, us.Addr().AsSlice()), attr(dst, client.Addr().AsSlice()))
-	proto := attr(ctTupleProto|nested, attr(ctProtoNum, []byte{unix.IPPROTO_UDP}),
-		attr(ctSport, binary.BigEndian.AppendUint16(nil, us.Port())), attr(ctDport, binary.BigEndian.AppendUint16(nil, client.Port())))
-	answer, err := t.ask(f, attr(ctTupleReply|nested, ip, proto))
+	answer, err := t.ask(ctGet, 0, us, client)
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("asking conntrack about %v: %w", client, err)
+	}
+	dst := uint16(ctIPv4Dst)
+	if us.Addr().Is6() {
+		dst = ctIPv6Dst
 	}
 	tuple := find(answer, ctTupleOrig)
 	addr, ok := netip.AddrFromSlice(find(find(tuple, ctTupleIP), dst))
@@ -92,14 +90,29 @@ func (t *tracker) originalUDP(us, client netip.AddrPort) (netip.AddrPort, error)
 	return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(port)), nil
 }
 
-// ask sends one request and returns the attributes of its answer.
-func (t *tracker) ask(family byte, attrs []byte) ([]byte, error) {
+// forget ends a flow: the client's next datagram is met by the rules like a first one.
+func (t *tracker) forget(us, client netip.AddrPort) error {
+	_, err := t.ask(ctDelete, unix.NLM_F_ACK, us, client)
+	return err
+}
+
+// ask sends a request about one flow, which is known by what its answers look like: from us to the client. It returns the
+// attributes of the kernel's answer.
+func (t *tracker) ask(what, flags uint16, us, client netip.AddrPort) ([]byte, error) {
+	family, src, dst := byte(unix.AF_INET), uint16(ctIPv4Src), uint16(ctIPv4Dst)
+	if us.Addr().Is6() {
+		family, src, dst = unix.AF_INET6, ctIPv6Src, ctIPv6Dst
+	}
+	ip := attr(ctTupleIP|nested, attr(src, us.Addr().AsSlice()), attr(dst, client.Addr().AsSlice()))
+	proto := attr(ctTupleProto|nested, attr(ctProtoNum, []byte{unix.IPPROTO_UDP}),
+		attr(ctSport, binary.BigEndian.AppendUint16(nil, us.Port())), attr(ctDport, binary.BigEndian.AppendUint16(nil, client.Port())))
+	attrs := attr(ctTupleReply|nested, ip, proto)
 	const head = unix.SizeofNlMsghdr + 4
 	t.seq++
 	msg := make([]byte, head, head+len(attrs))
 	binary.NativeEndian.PutUint32(msg[0:], uint32(head+len(attrs)))
-	binary.NativeEndian.PutUint16(msg[4:], ctGet)
-	binary.NativeEndian.PutUint16(msg[6:], unix.NLM_F_REQUEST)
+	binary.NativeEndian.PutUint16(msg[4:], what)
+	binary.NativeEndian.PutUint16(msg[6:], unix.NLM_F_REQUEST|flags)
 	binary.NativeEndian.PutUint32(msg[8:], t.seq)
 	msg[unix.SizeofNlMsghdr] = family
 	if err := unix.Sendto(t.fd, append(msg, attrs...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
@@ -118,7 +131,10 @@ func (t *tracker) ask(family byte, attrs []byte) ([]byte, error) {
 		case binary.NativeEndian.Uint32(buf[8:]) != t.seq:
 			continue // of a request that we stopped waiting for
 		case binary.NativeEndian.Uint16(buf[4:]) == unix.NLMSG_ERROR:
-			return nil, unix.Errno(-int32(binary.NativeEndian.Uint32(buf[unix.SizeofNlMsghdr:])))
+			if no := binary.NativeEndian.Uint32(buf[unix.SizeofNlMsghdr:]); no != 0 {
+				return nil, unix.Errno(-int32(no))
+			}
+			return nil, nil
 		}
 		return buf[head:n], nil
 	}

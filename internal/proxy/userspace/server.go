@@ -176,7 +176,7 @@ func (s *server) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Del
 		return err
 	}
 	s.unsure = false
-	s.cut(next, full, delta)
+	s.flows.end(s.cut(next, full, delta))
 	return nil
 }
 

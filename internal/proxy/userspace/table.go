@@ -144,7 +144,7 @@ func (t *table) nodeAddrs(n *plan.NodePorts) string {
 			list = append(list, a.String())
 		}
 	}
-	if n.Loopback {
+	if n.Loopback(t.family) {
 		list = append(list, t.loopback())
 	}
 	if len(list) == 0 {
@@ -182,7 +182,7 @@ func (t *table) ports(n *plan.NodePorts) string {
 	switch {
 	case !n.All:
 		return t.ip + " daddr @node-addrs"
-	case n.Loopback:
+	case n.Loopback(t.family):
 		return "fib daddr type local"
 	}
 	return "fib daddr type local " + t.ip + " daddr != " + t.loopback()

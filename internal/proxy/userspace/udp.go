@@ -258,10 +258,11 @@ func (d *datagrams) forget() {
 	})
 }
 
-// cut ends the sessions whose endpoint is gone, so that the client's next datagram finds another. Connections are left
-// to end by themselves, and so are sessions with an endpoint that is on its way out but still serves. That one's end
-// changes no frontend, so that it is looked for among all sessions.
-func (s *server) cut(next *plan.Snapshot, full bool, delta *plan.Delta) {
+// cut ends the sessions whose endpoint is gone, so that the client's next datagram finds another, or is refused. Those go on
+// whose endpoint still serves, whatever policies say by now, and so do those of a frontend that is gone: as with
+// connections. The end of an endpoint that was on its way out changes no frontend, so that it is looked for among all sessions.
+// The answer are those whose next datagram is to be refused.
+func (s *server) cut(next *plan.Snapshot, full bool, delta *plan.Delta) (refused []flow) {
 	full = full || delta.Serving
 	changed := map[plan.FrontendKey]bool{}
 	for _, ch := range delta.Frontends {
@@ -270,7 +271,7 @@ func (s *server) cut(next *plan.Snapshot, full bool, delta *plan.Delta) {
 		}
 	}
 	if !full && len(changed) == 0 {
-		return
+		return nil
 	}
 	for _, d := range s.udp {
 		d.end(func(o *session) bool {
@@ -278,17 +279,25 @@ func (s *server) cut(next *plan.Snapshot, full bool, delta *plan.Delta) {
 				return false
 			}
 			now := s.find(o.front.FrontendKey)
-			if now == nil {
-				return true
+			if now == nil || hasEndpoint(now.Frontend, o.endpoint) || stillServes(next, now.ID, o.endpoint) {
+				return false
 			}
-			r := &now.Routes[d.origin]
-			return r.Verdict != plan.Forward || !hasEndpoint(r.Pool, o.endpoint) && !stillServes(next, now.ID, o.endpoint)
+			if now.Routes[d.origin].Verdict != plan.Forward {
+				refused = append(refused, o.flow)
+			}
+			return true
 		})
 	}
+	return refused
 }
 
-func hasEndpoint(p *plan.Pool, a netip.AddrPort) bool {
-	return slices.ContainsFunc(p.Endpoints, func(e plan.Endpoint) bool { return e.Addr == a })
+func hasEndpoint(f *plan.Frontend, a netip.AddrPort) bool {
+	for _, r := range f.Routes {
+		if r.Pool != nil && slices.ContainsFunc(r.Pool.Endpoints, func(e plan.Endpoint) bool { return e.Addr == a }) {
+			return true
+		}
+	}
+	return false
 }
 
 func stillServes(next *plan.Snapshot, id plan.PortID, a netip.AddrPort) bool {

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"portal/internal/intent"
@@ -16,7 +17,7 @@ func TestSessionsEndWithTheirEndpoint(t *testing.T) {
 	facts := &plan.Facts{Families: []intent.Family{intent.IPv4}}
 	snap := plan.NewSnapshot(facts)
 	to := netip.MustParseAddrPort("10.96.0.1:53")
-	tell := func(list ...intent.Endpoint) {
+	tell := func(list ...intent.Endpoint) []flow {
 		t.Helper()
 		snap.Set(key, plan.For(&intent.Entry{
 			Service: &intent.Service{Key: key, ClusterIPs: []netip.Addr{to.Addr()}, Families: facts.Families, Ports: []intent.Port{{Protocol: intent.UDP, Port: to.Port()}}},
@@ -31,8 +32,8 @@ func TestSessionsEndWithTheirEndpoint(t *testing.T) {
 			fresh = append(fresh, f)
 		}
 		s.set(fresh)
-		s.cut(snap, delta.Full, delta)
-		snap.Acknowledge()
+		defer snap.Acknowledge()
+		return s.cut(snap, delta.Full, delta)
 	}
 	d := s.udp[plan.FromOutside]
 	sessions := func() int {
@@ -54,5 +55,29 @@ func TestSessionsEndWithTheirEndpoint(t *testing.T) {
 	tell(still)
 	if sessions() != 0 {
 		t.Fatal("the session outlived its endpoint")
+	}
+
+	if d.begin(client, to) == nil {
+		t.Fatal("no session began")
+	}
+	refused := tell()
+	if sessions() != 0 {
+		t.Fatal("the session outlived the last endpoint")
+	}
+	if want := []flow{client}; !slices.Equal(refused, want) {
+		t.Errorf("the kernel forgets %v, not %v: nobody refuses the next datagram", refused, want)
+	}
+
+	tell(still)
+	if d.begin(client, to) == nil {
+		t.Fatal("no session began")
+	}
+	for k := range snap.Frontends {
+		s.remove([]plan.FrontendKey{k})
+	}
+	snap.Delete(key)
+	s.cut(snap, false, snap.Delta())
+	if sessions() != 1 {
+		t.Error("the session ended with its Service, though its endpoint is there")
 	}
 }

@@ -112,7 +112,7 @@ func testFacts(t *testing.T, s *suite) {
 		"pods by bridge":   func(f *plan.Facts) { f.Pods = plan.Detector{Interface: "cbr0"} },
 		"pods by prefix":   func(f *plan.Facts) { f.Pods = plan.Detector{InterfacePrefix: "cb"} },
 		"all node's ports": func(f *plan.Facts) { f.NodePorts = plan.NodePorts{All: true} },
-		"loopback":         func(f *plan.Facts) { f.NodePorts.Loopback = s.Loopback },
+		"loopback":         func(f *plan.Facts) { f.NodePorts.Loopback4, f.NodePorts.Loopback6 = s.Loopback, s.Loopback },
 		"one family":       func(f *plan.Facts) { f.Families = f.Families[:1] },
 		"as it was":        func(*plan.Facts) {},
 	} {

@@ -30,6 +30,8 @@ type Options struct {
 	PassesOtherPorts bool
 	// PassesFromNode: what the node itself sends to an external or load-balancer IP without endpoints isn't rejected.
 	PassesFromNode bool
+	// RefusesFirst: what has no endpoints is rejected also to those whom source ranges exclude.
+	RefusesFirst bool
 	// DropsUnallocated: what goes to service addresses that nobody has is dropped.
 	DropsUnallocated bool
 	// Loopback: node ports are served on 127.0.0.1 too, where facts say so.
@@ -274,7 +276,11 @@ func (s *suite) compare(p probe, want oracle.Answer, got outcome) error {
 	bad := func(expected string) error {
 		return fmt.Errorf("%v from %s: %s; expected: %s", p, got.src, got, expected)
 	}
-	switch want.Verdict {
+	verdict := want.Verdict
+	if verdict == oracle.Drop && s.RefusesFirst && want.Frontend != nil && want.Frontend.Refused() {
+		verdict = oracle.Reject
+	}
+	switch verdict {
 	case oracle.Reject:
 		passes := want.Frontend == nil && s.PassesOtherPorts ||
 			want.Frontend != nil && s.PassesFromNode && p.from == s.node && want.Frontend.Kind != plan.ClusterIP
