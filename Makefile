@@ -59,6 +59,11 @@ test-vm: build vm ## what needs IPVS or SCTP, in a virtual machine: the modes' s
 	@hack/need python3 ip nft iptables
 	GOFLAGS=-tags=fieldsv1string,vm go test -count=1 -v -timeout 70m ./test/vm -vm.long
 
+.PHONY: test-dataplane
+test-dataplane: build ## packets through the proxy in 211 scenarios that kube-proxy was recorded with, in all modes that need no virtual machine
+	@hack/need python3 ip nft iptables
+	go test -count=1 -v -run 'DataplaneMore' -timeout 30m ./test/ -dataplane.modes=nftables,iptables,userspace
+
 CRASH_ROUNDS ?= 200
 .PHONY: crash
 crash: build $(PEERS)/etcd ## 200 rounds of kill -9 under load, embedded and external etcd (CRASH_ROUNDS=n)

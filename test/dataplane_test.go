@@ -2,6 +2,8 @@ package test
 
 import (
 	"context"
+	"flag"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +12,8 @@ import (
 
 	"portal/test/harness"
 )
+
+var dataplaneModes = flag.String("dataplane.modes", "nftables", "the modes in which this project's own recorded scenarios are tried")
 
 // laboratories are the modes of the proxy with how their packets are compared with those that kube-proxy sent. A relay
 // in userspace hides the client's address.
@@ -27,18 +31,80 @@ var laboratories = []struct {
 func TestDataplaneConformance(t *testing.T) {
 	for _, l := range laboratories {
 		t.Run(l.mode, func(t *testing.T) {
-			tokens := filepath.Join(t.TempDir(), "tokens.csv")
-			if err := os.WriteFile(tokens, []byte(harness.KubeToken+",admin,1,system:masters\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			api := startPortal(t, "--controllers", "none", "--token-auth-file", tokens)
-			experiment(t, l.mode, append(l.args, "--api", api.URL, "--token", harness.KubeToken))
+			experiment(t, l.mode, recordOf(t), nil, append(l.args, laboratoryAPI(t)...))
 		})
 	}
 }
 
-// experiment runs the recorded scenarios with Portal's proxy.
-func experiment(t *testing.T, mode string, args []string) {
+// TestDataplaneMore does the same with the scenarios in the folder dataplane; its README says where they come from.
+func TestDataplaneMore(t *testing.T) {
+	folder, err := filepath.Abs("dataplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range laboratories {
+		if !strings.Contains(*dataplaneModes, l.mode) {
+			continue
+		}
+		t.Run(l.mode, func(t *testing.T) {
+			better := maps.Clone(betterInAll)
+			maps.Copy(better, betterIn[l.mode])
+			experiment(t, l.mode, filepath.Join(folder, "golden.json"), better,
+				append(l.args, append(laboratoryAPI(t), "--scenarios", filepath.Join(folder, "scenarios.py"))...))
+		})
+	}
+}
+
+// betterInAll and betterIn are the probes, by scenario, whose answer is not kube-proxy's, and why.
+var (
+	betterInAll = map[string]string{
+		"slice-relabelled": "a slice that goes over to another Service leaves the one it was of",
+	}
+	answersPassHere = "a relay's answers come back the way the question went; kube-proxy's take another and are not recognised"
+	betterIn        = map[string]map[string]string{
+		"nftables": {
+			"etp-local-hairpin":      "a Pod reaches itself through another node's port too",
+			"endpoint-is-cluster-ip": "what has been led to an endpoint is not led on to another Service: dropped, not refused",
+		},
+		"iptables": {
+			"lb-is-externalip-ranges": "source ranges hold, also if the load balancer's IP is listed as an external one",
+		},
+		"userspace": {
+			"etp-local-one-node":          answersPassHere,
+			"etp-local-other-node":        answersPassHere,
+			"etp-local-udp":               answersPassHere,
+			"etp-local-hairpin":           answersPassHere,
+			"etp-local-terminating":       answersPassHere,
+			"both-local":                  answersPassHere,
+			"both-local-other":            answersPassHere,
+			"hints-etp-local":             answersPassHere,
+			"endpoint-moves-node":         answersPassHere,
+			"endpoint-outside-local":      answersPassHere,
+			"addresses-localhost":         "localhost is ::1 too, where the mode can",
+			"addresses-localhost-cluster": "localhost is ::1 too, where the mode can",
+			"restart-udp-flow-kept":       "sessions end with the process",
+			"restart-udp-service-deleted": "sessions end with the process",
+		},
+	}
+)
+
+func recordOf(t *testing.T) string {
+	return filepath.Join(shared(t, "conformance", "dataplane"), "golden.json")
+}
+
+// laboratoryAPI starts Portal's API server and says how to reach it.
+func laboratoryAPI(t *testing.T) []string {
+	t.Helper()
+	tokens := filepath.Join(t.TempDir(), "tokens.csv")
+	if err := os.WriteFile(tokens, []byte(harness.KubeToken+",admin,1,system:masters\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	api := startPortal(t, "--controllers", "none", "--token-auth-file", tokens)
+	return []string{"--api", api.URL, "--token", harness.KubeToken}
+}
+
+// experiment runs recorded scenarios with Portal's proxy. Those of better may end otherwise.
+func experiment(t *testing.T, mode, record string, better map[string]string, args []string) {
 	t.Helper()
 	folder := shared(t, "conformance", "dataplane")
 	if os.Geteuid() != 0 {
@@ -50,14 +116,20 @@ func experiment(t *testing.T, mode string, args []string) {
 		}
 	}
 	work := t.TempDir()
-	args = append(args, "--check", filepath.Join(folder, "golden.json"), "--work", work, "--prefix", "pt"+mode[:2],
+	args = append(args, "--check", record, "--work", work, "--prefix", "pt"+mode[:2],
 		"--proxy", harness.Portal()+" proxy --config {config} --proxy-mode "+mode)
 	out, err := harness.Run(context.Background(), []string{"PYTHONDONTWRITEBYTECODE=1"}, "python3", append([]string{filepath.Join(folder, "lab.py")}, args...)...)
-	passed := 0
+	passed, wrong := 0, 0
 	for _, f := range failures(out, &passed) {
+		scenario, _, _ := strings.Cut(f.name, ":")
+		if why := better[scenario]; why != "" {
+			t.Logf("%s: otherwise than kube-proxy: %s", f.name, why)
+			continue
+		}
+		wrong++
 		t.Errorf("%s\n  %s", f.name, strings.Join(f.lines, "\n  "))
 	}
-	if err != nil || passed == 0 || t.Failed() {
+	if err != nil && better == nil || passed == 0 || wrong > 0 {
 		log, _ := os.ReadFile(filepath.Join(work, "proxy-node-a.log"))
 		t.Fatalf("%d passed: %v\n%s\nthe proxy of node-a:\n%s", passed, err, out, log)
 	}

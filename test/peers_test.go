@@ -318,7 +318,7 @@ func peersDid(client kubernetes.Interface, dns string) error {
 func TestPeersDataplane(t *testing.T) {
 	for _, l := range laboratories {
 		t.Run(l.mode, func(t *testing.T) {
-			experiment(t, l.mode, append(l.args, "--bin", filepath.Dir(harness.Peer("etcd")), "--port", fmt.Sprint(harness.FreePort())))
+			experiment(t, l.mode, recordOf(t), nil, append(l.args, "--bin", filepath.Dir(harness.Peer("etcd")), "--port", fmt.Sprint(harness.FreePort())))
 		})
 	}
 }
