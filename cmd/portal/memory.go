@@ -23,11 +23,11 @@ func trimMemory(ctx context.Context, ready func() bool) {
 	trim()
 }
 
-// trimEvery is how often portal dns looks at how much memory it holds.
+// trimEvery is how often a process looks at how much memory it holds.
 const trimEvery = 10 * time.Second
 
-// keepTrimmed gives back what bursts leave behind: answers from memory allocate nothing, so that without it the next
-// collection of garbage may be minutes away.
+// keepTrimmed gives back what bursts leave behind: a process that allocates little would not do so before the
+// next collection of garbage, which may be minutes away.
 func keepTrimmed(ctx context.Context) {
 	least := resident()
 	for wait(ctx, trimEvery) {
