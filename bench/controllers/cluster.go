@@ -37,7 +37,7 @@ type cluster struct {
 }
 
 func newCluster(ctx context.Context, config *rest.Config, o options) (*cluster, error) {
-	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.ContentType, config.WarningHandler = "application/vnd.kubernetes.protobuf", rest.NoWarnings{}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
