@@ -164,6 +164,7 @@ func (m *mode) Limits() []string {
 	limits := []string{
 		"packets to other ports of a cluster IP are not rejected: they go where the node's routes send them",
 		"what this node itself sends to an external or load-balancer IP without endpoints is not rejected, unless the address is the node's own",
+		"what has no endpoints is rejected also to those whom source ranges exclude",
 		"node ports are not served on ::1",
 	}
 	if n, err := os.ReadFile("/sys/module/xt_recent/parameters/ip_list_tot"); err == nil {
