@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -55,10 +54,10 @@ func TestConformance(t *testing.T) {
 			env := append(r.run(t), "PYTHONDONTWRITEBYTECODE=1")
 			// The checker's exit status says only what its lines say too.
 			out, err := harness.Run(context.Background(), env, "python3", filepath.Join(folder, r.checker), "check", filepath.Join(folder, r.golden))
-			passed := 0
-			for _, f := range failures(out, &passed) {
-				if pattern := r.allowed[f.name]; pattern == nil || len(f.lines) != 1 || !pattern.MatchString(f.lines[0]) {
-					t.Errorf("%s\n  %s", f.name, strings.Join(f.lines, "\n  "))
+			failed, passed := harness.Failures(out)
+			for _, f := range failed {
+				if pattern := r.allowed[f.Name]; pattern == nil || len(f.Lines) != 1 || !pattern.MatchString(f.Lines[0]) {
+					t.Errorf("%s\n  %s", f.Name, strings.Join(f.Lines, "\n  "))
 				}
 			}
 			if passed == 0 {
@@ -66,29 +65,6 @@ func TestConformance(t *testing.T) {
 			}
 		})
 	}
-}
-
-type failure struct {
-	name  string
-	lines []string
-}
-
-// failures reads a checker's report: FAIL and a name, what differs below it, and the sum at the end.
-func failures(report string, passed *int) (out []failure) {
-	sum := regexp.MustCompile(`^(\d+) passed, \d+ failed$`)
-	for line := range strings.Lines(report) {
-		line = strings.TrimRight(line, "\n")
-		switch {
-		case strings.HasPrefix(line, "FAIL "):
-			out = append(out, failure{name: strings.TrimPrefix(line, "FAIL ")})
-		case strings.HasPrefix(line, "     ") && len(out) > 0:
-			last := &out[len(out)-1]
-			last.lines = append(last.lines, strings.TrimSpace(line))
-		case sum.MatchString(line):
-			*passed, _ = strconv.Atoi(sum.FindStringSubmatch(line)[1])
-		}
-	}
-	return out
 }
 
 // TestRecordedFoldersAreKnown fails when a folder of recorded answers appears that nobody asks. Some are asked

@@ -135,17 +135,8 @@ func experiment(t *testing.T, mode, record string, otherwise map[string]string, 
 	args = append(args, "--check", record, "--work", work, "--prefix", "pt"+mode[:2],
 		"--proxy", harness.Portal()+" proxy --config {config} --proxy-mode "+mode)
 	out, err := harness.Run(context.Background(), []string{"PYTHONDONTWRITEBYTECODE=1"}, "python3", append([]string{filepath.Join(folder, "lab.py")}, args...)...)
-	passed, wrong := 0, 0
-	for _, f := range failures(out, &passed) {
-		probe := strings.Join(strings.Fields(f.name)[:2], " ")
-		if why := otherwise[probe]; why != "" {
-			t.Logf("%s: otherwise than kube-proxy: %s", f.name, why)
-			continue
-		}
-		wrong++
-		t.Errorf("%s\n  %s", f.name, strings.Join(f.lines, "\n  "))
-	}
-	if err != nil && otherwise == nil || passed == 0 || wrong > 0 {
+	passed, ok := harness.Probes(t, out, otherwise)
+	if err != nil && otherwise == nil || !ok {
 		log, _ := os.ReadFile(filepath.Join(work, "proxy-node-a.log"))
 		t.Fatalf("%d passed: %v\n%s\nthe proxy of node-a:\n%s", passed, err, out, log)
 	}

@@ -72,9 +72,9 @@ func checkDNS(t *testing.T, folder, cases string, env []string) {
 		t.Fatal("python3 is needed for the checker of the recorded answers: ", err)
 	}
 	out, err := harness.Run(context.Background(), env, "python3", filepath.Join(folder, "check.py"), "check", cases)
-	passed := 0
-	for _, f := range failures(out, &passed) {
-		t.Errorf("%s\n  %s", f.name, strings.Join(f.lines, "\n  "))
+	failed, passed := harness.Failures(out)
+	for _, f := range failed {
+		t.Errorf("%s\n  %s", f.Name, strings.Join(f.Lines, "\n  "))
 	}
 	if passed == 0 {
 		t.Fatalf("nothing passed: %v\n%s", err, out)

@@ -53,25 +53,27 @@ func (r *ruler) chains() []chain {
 	chosen := []rule{r.byMark(learnSet), r.unmark()}
 	sent := append(r.answers(), chosen...)
 	toClassify := []rule{{&expr.Verdict{Kind: expr.VerdictJump, Chain: classifyChain}}}
+	own := append([]rule{r.remember()}, toClassify...)
 	return append(out,
 		chain{name: classifyChain, rules: r.classify()},
 		chain{name: "prerouting", hook: nftables.ChainHookPrerouting, priority: *nftables.ChainPriorityMangle, rules: r.leading()},
 		// IPVS looks at what comes in after all filters.
 		chain{name: "input", hook: nftables.ChainHookInput, priority: *nftables.ChainPriorityFilter, rules: toClassify},
 		// IPVS looks at what goes out right after the destination's translation, which is at -100.
-		chain{name: "output", hook: nftables.ChainHookOutput, priority: *nftables.ChainPriorityMangle, rules: toClassify},
+		chain{name: "output", hook: nftables.ChainHookOutput, priority: *nftables.ChainPriorityMangle, rules: own},
+		chain{name: "chosen-own", kind: nftables.ChainTypeRoute, hook: nftables.ChainHookOutput, priority: -97, rules: r.turning()},
 		// Then it has chosen an endpoint, here or elsewhere.
 		chain{name: "chosen-here", hook: nftables.ChainHookInput, priority: 101, rules: chosen},
 		chain{name: "chosen", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityMangle, rules: sent},
-		chain{name: "postrouting", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityNATSource, nat: true, rules: r.rewriting()},
+		chain{name: "postrouting", hook: nftables.ChainHookPostrouting, priority: *nftables.ChainPriorityNATSource, kind: nftables.ChainTypeNAT, rules: r.rewriting()},
 	)
 }
 
 type chain struct {
 	name     string
+	kind     nftables.ChainType // of one with a hook; empty: filter
 	hook     *nftables.ChainHook
 	priority nftables.ChainPriority
-	nat      bool
 	rules    []rule
 }
 
@@ -81,7 +83,7 @@ func (r *ruler) classify() []rule {
 	established := number(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED)
 	done := &expr.Verdict{Kind: expr.VerdictReturn}
 	out := []rule{
-		{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg0}, equals(reg0, []byte{1}), done},
+		isAnswer(),
 		{
 			protocol(reg0), differs(reg0, []byte{unix.IPPROTO_UDP}),
 			&expr.Ct{Key: expr.CtKeySTATE, Register: reg0},
@@ -104,22 +106,48 @@ func (r *ruler) classify() []rule {
 // leading marks packets whose address is not on our device, so that routing takes them for this node's: all of a flow, as
 // its connection remembers, whatever became of the frontend since. A flow's first packet is refused here already.
 func (r *ruler) leading() []rule {
-	led := bits.RotateLeft32(r.bit, 1) // the bit beside, whichever was chosen
 	return []rule{
-		{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg0}, equals(reg0, []byte{1}), &expr.Verdict{Kind: expr.VerdictReturn}},
-		append(r.frontend(false),
-			isIn(ledSet, reg0),
-			&expr.Ct{Key: expr.CtKeyMARK, Register: reg0},
-			&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(^led), Xor: number(led)},
-			&expr.Ct{Key: expr.CtKeyMARK, Register: reg0, SourceRegister: true},
-		),
-		{
-			&expr.Ct{Key: expr.CtKeyMARK, Register: reg0},
-			&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(led), Xor: number(0)},
-			equals(reg0, number(led)),
-			&expr.Immediate{Register: reg0, Data: number(ledMark)}, setMark(),
-		},
+		isAnswer(),
+		r.remember(),
+		append(r.remembered(), &expr.Immediate{Register: reg0, Data: number(ledMark)}, setMark()),
 		append(r.frontend(false), isIn(ledSet, reg0), &expr.Verdict{Kind: expr.VerdictJump, Chain: classifyChain}),
+	}
+}
+
+// led is the bit of the connection's mark that says that its frontend is led here: the one beside the other, whichever
+// that is.
+func (r *ruler) led() uint32 { return bits.RotateLeft32(r.bit, 1) }
+
+// remember notes at the connection that its frontend is led here.
+func (r *ruler) remember() rule {
+	return append(r.frontend(false),
+		isIn(ledSet, reg0),
+		&expr.Ct{Key: expr.CtKeyMARK, Register: reg0},
+		&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(^r.led()), Xor: number(r.led())},
+		&expr.Ct{Key: expr.CtKeyMARK, Register: reg0, SourceRegister: true},
+	)
+}
+
+// remembered matches packets of such connections.
+func (r *ruler) remembered() rule {
+	return rule{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: reg0},
+		&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(r.led()), Xor: number(0)},
+		equals(reg0, number(r.led())),
+	}
+}
+
+// turning is for what this node sends to a frontend that is led here, and IPVS has given an endpoint on the node itself:
+// IPVS leaves such a packet on the way out to where the frontend would be. In a chain of this type the kernel looks for
+// the way again when the mark has changed; so it does, off where there was one and on where there was none.
+func (r *ruler) turning() []rule {
+	here := append(r.remembered(), isLocal(false)...)
+	with := func(more ...expr.Any) rule { return append(here[:len(here):len(here)], more...) }
+	return []rule{
+		isAnswer(),
+		with(r.byMark(learnSet)...),
+		with(append(r.unmark(), &expr.Verdict{Kind: expr.VerdictReturn})...),
+		with(&expr.Immediate{Register: reg0, Data: number(ledMark)}, setMark()),
 	}
 }
 
@@ -382,6 +410,13 @@ func isLocal(source bool) rule {
 	return rule{
 		&expr.Fib{Register: reg0, FlagSADDR: source, FlagDADDR: !source, ResultADDRTYPE: true},
 		equals(reg0, number(unix.RTN_LOCAL)),
+	}
+}
+
+// isAnswer ends a chain for packets of a flow's other direction.
+func isAnswer() rule {
+	return rule{
+		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg0}, equals(reg0, []byte{1}), &expr.Verdict{Kind: expr.VerdictReturn},
 	}
 }
 

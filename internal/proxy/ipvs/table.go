@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -254,10 +255,7 @@ func (t *table) addChains(has *contents, list []chain) {
 	for _, c := range list {
 		made := &nftables.Chain{Name: c.name, Table: to}
 		if c.hook != nil {
-			made.Type, made.Hooknum, made.Priority = nftables.ChainTypeFilter, c.hook, &c.priority
-			if c.nat {
-				made.Type = nftables.ChainTypeNAT
-			}
+			made.Type, made.Hooknum, made.Priority = cmp.Or(c.kind, nftables.ChainTypeFilter), c.hook, &c.priority
 		}
 		t.AddChain(made)
 		t.FlushChain(made) // it may have been there
