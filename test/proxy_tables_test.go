@@ -67,7 +67,7 @@ func meaning(t *testing.T, text string) (out []string) {
 			}
 		}
 	}
-	for _, name := range []string{"cluster-ips", "node-ips", "hairpin", "sources"} {
+	for _, name := range []string{"cluster-ips", "node-ips", "same", "sources"} {
 		out = append(out, fmt.Sprint(name, slices.Sorted(maps.Keys(sets[name]))))
 	}
 	for name, rules := range chains {

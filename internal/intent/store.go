@@ -220,6 +220,13 @@ func (c *Cluster) Complete() bool {
 	return c.complete()
 }
 
+// Listed says whether a source has been listed, or never will be.
+func (c *Cluster) Listed(s Source) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return !c.wanted[s] || c.listed[s]
+}
+
 func (c *Cluster) complete() bool {
 	for s := range c.wanted {
 		if c.wanted[s] && !c.listed[s] {

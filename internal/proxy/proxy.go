@@ -148,6 +148,7 @@ func (p *Proxy) loop(ctx context.Context) error {
 			return nil
 		case <-feed.Wake():
 			p.take(feed.Take())
+			p.planAhead()
 		case <-addrs:
 			p.newFacts = true
 			p.queue()
@@ -201,11 +202,20 @@ func (p *Proxy) queue() {
 
 func (p *Proxy) families() []intent.Family { return p.Config.Families }
 
+// planAhead plans what has come while the rest is still being listed: there is nothing else to do. Facts come first,
+// since all plans hang on them.
+func (p *Proxy) planAhead() {
+	if !p.Cluster.Complete() && p.Cluster.Listed(intent.Nodes) && p.Cluster.Listed(intent.ServiceCIDRs) {
+		p.replan()
+	}
+}
+
 // sync plans what has changed and tells the kernel.
 func (p *Proxy) sync(ctx context.Context) {
 	start := time.Now()
 	p.lastSync = start
 	p.replan()
+	p.metrics.pending(-1, -1)
 	delta := p.snap.Delta()
 	var refused *backend.Refused
 	if !delta.Empty() {
@@ -250,7 +260,6 @@ func (p *Proxy) replan() {
 		p.planOne(k)
 	}
 	clear(p.dirty)
-	p.metrics.pending(-1, -1)
 }
 
 // refreshFacts reads the node's facts again; if they differ, every plan may.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
@@ -189,6 +190,18 @@ func (b *tablesBackend) Close() error { return nil }
 func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
 	full := delta.Full || delta.Facts || b.unsure
 	b.unsure = true
+	// Most of a small sync is commands that start: those that list run beside each other.
+	before := map[intent.Family]map[string]func() (found, error){}
+	for f, t := range b.tools {
+		before[f] = map[string]func() (found, error){}
+		for _, table := range tables {
+			if full && slices.Contains(next.Facts.Families, f) {
+				wait := sync.OnceValues(t.look(ctx, table))
+				before[f][table] = wait
+				defer wait() // whatever happens before somebody asks
+			}
+		}
+	}
 	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
 		t, ok := b.tools[f]
 		wanted := slices.Contains(next.Facts.Families, f)
@@ -200,7 +213,7 @@ func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *p
 			delete(b.rulesets, f)
 			err = t.clear(ctx)
 		case wanted && full:
-			err = b.replace(ctx, t, next)
+			err = b.replace(ctx, t, next, before[f])
 		case wanted:
 			b.rulesets[f].update(next, delta)
 			err = t.restore(ctx, b.rulesets[f].print())
@@ -222,7 +235,7 @@ func (t tool) clear(ctx context.Context) error {
 }
 
 // replace writes everything of a family, and removes what earlier processes left.
-func (b *tablesBackend) replace(ctx context.Context, t tool, next *plan.Snapshot) error {
+func (b *tablesBackend) replace(ctx context.Context, t tool, next *plan.Snapshot, before map[string]func() (found, error)) error {
 	r := newRuleset(t.family, b.mark, next, liberal())
 	if loopback(t.family, next.Facts) {
 		changed, err := openLocalnet()
@@ -238,7 +251,7 @@ func (b *tablesBackend) replace(ctx context.Context, t tool, next *plan.Snapshot
 		if table == "filter" {
 			s = &r.filter
 		}
-		have, err := t.list(ctx, table)
+		have, err := before[table]()
 		if err != nil {
 			return err
 		}

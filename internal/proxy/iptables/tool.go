@@ -70,26 +70,36 @@ func (t tool) present() error {
 type script func(*bufio.Writer)
 
 func (t tool) run(ctx context.Context, stdin script, name string, args ...string) ([]byte, error) {
-	p, err := path(name)
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, p, args...)
-	var out, complaint bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &complaint
-	if err := feed(cmd, stdin); err != nil {
-		if ctx.Err() != nil {
-			err = ctx.Err()
-		}
-		return nil, fmt.Errorf("%s: %w: %s", name, err, firstLine(complaint.String()))
-	}
-	return out.Bytes(), nil
+	return t.start(ctx, stdin, name, args...)()
 }
 
-// feed runs a command. What it reads goes there as it is written, so that there is never all of it.
+// start starts a command, on the caller's thread: its network namespace is meant. What it returns waits for the end.
+func (t tool) start(ctx context.Context, stdin script, name string, args ...string) func() ([]byte, error) {
+	var out, complaint bytes.Buffer
+	p, err := path(name)
+	cmd := exec.CommandContext(ctx, p, args...)
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	if err == nil {
+		err = feed(cmd, stdin)
+	}
+	return func() ([]byte, error) {
+		if err == nil {
+			err = cmd.Wait()
+		}
+		if err != nil {
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			return nil, fmt.Errorf("%s: %w: %s", name, err, firstLine(complaint.String()))
+		}
+		return out.Bytes(), nil
+	}
+}
+
+// feed starts a command. What it reads goes there as it is written, so that there is never all of it.
 func feed(cmd *exec.Cmd, stdin script) error {
 	if stdin == nil {
-		return cmd.Run()
+		return cmd.Start()
 	}
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -103,7 +113,7 @@ func feed(cmd *exec.Cmd, stdin script) error {
 	// A command that reads no further says why itself.
 	_ = b.Flush()
 	_ = in.Close()
-	return cmd.Wait()
+	return nil
 }
 
 // firstLine is the first that is no warning.
@@ -147,15 +157,26 @@ type found struct {
 }
 
 // list reads a table.
-func (t tool) list(ctx context.Context, table string) (found, error) {
-	f := found{jumps: map[string]bool{}}
+func (t tool) list(ctx context.Context, table string) (found, error) { return t.look(ctx, table)() }
+
+// look begins to read a table. What it returns waits for the end.
+func (t tool) look(ctx context.Context, table string) func() (found, error) {
 	if t.variant == Legacy && !slices.Contains(t.legacyTables(), table) {
-		return f, nil
+		return func() (found, error) { return found{}, nil }
 	}
-	text, err := t.run(ctx, nil, t.name("-save"), "-t", table)
-	if err != nil {
-		return f, err
+	listed := t.start(ctx, nil, t.name("-save"), "-t", table)
+	return func() (found, error) {
+		text, err := listed()
+		if err != nil {
+			return found{}, err
+		}
+		return find(text)
 	}
+}
+
+// find looks for what is ours.
+func find(text []byte) (found, error) {
+	f := found{jumps: map[string]bool{}}
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

@@ -27,6 +27,13 @@ type tables struct {
 	absent map[plan.FrontendKey]bool
 
 	seen seen
+	// late are sets that nothing uses any more, and that go with the next Check.
+	late []lateSet
+}
+
+type lateSet struct {
+	family byte
+	name   string
 }
 
 func newTables(s *socket, mark uint32) *tables {
@@ -111,11 +118,6 @@ const attempts = 4
 // that were there before stay, and only what is in them is exchanged; and a shape has the same number as before.
 func (t *tables) replace(next *plan.Snapshot) error {
 	l := &blame{frontends: map[plan.FrontendKey]error{}}
-	for k, f := range next.Frontends {
-		if err := encodable(f); err != nil {
-			l.frontends[k] = err
-		}
-	}
 	var err error
 	for n := range attempts {
 		var b *batch
@@ -142,8 +144,12 @@ func (t *tables) commit(b *batch) error {
 }
 
 func (t *tables) adopt(f *plan.Facts, fresh map[intent.Family]*table, l *blame) error {
+	t.late = nil
 	for _, one := range fresh {
 		one.end()
+		for _, name := range one.late {
+			t.late = append(t.late, lateSet{one.family, name})
+		}
 	}
 	t.byFamily, t.facts, t.absent = fresh, f, map[plan.FrontendKey]bool{}
 	for k := range l.frontends {
@@ -160,8 +166,9 @@ func (t *tables) adopt(f *plan.Facts, fresh map[intent.Family]*table, l *blame) 
 func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.Family]*table, *batch, error) {
 	b := newBatch()
 	fresh := map[intent.Family]*table{}
+	needed := needsOf(next)
 	for _, family := range families {
-		if err := t.rebase(b, fresh, next.Facts, family); err != nil {
+		if err := t.rebase(b, fresh, next.Facts, family, needed[family]); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -172,6 +179,10 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.
 			k := f.FrontendKey
 			one := fresh[k.Family]
 			if one == nil || l.frontends[k] != nil || next.Frontends[k] != f {
+				continue
+			}
+			if err := encodable(f); err != nil {
+				l.frontends[k] = err
 				continue
 			}
 			owner := 0
@@ -202,7 +213,7 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.
 }
 
 // rebase removes what an earlier transaction or process left in a family, and lays the foundation again.
-func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, f *plan.Facts, family intent.Family) error {
+func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, f *plan.Facts, family intent.Family, n *needs) error {
 	l := layoutOf(family, tableName)
 	left, err := t.socket.inventory(l)
 	if err != nil {
@@ -220,6 +231,8 @@ func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, f *plan.Facts,
 	}
 	one := newTable(newRuler(l, f, family, t.mark))
 	fresh[family] = one
+	one.late = l.fit(left, n)
+	one.expect(n)
 	b.addTable(l.family, l.table)
 	if left != nil {
 		one.takeOver(b, left)
@@ -254,7 +267,8 @@ func (t *tables) update(delta *plan.Delta) error {
 		for _, one := range t.byFamily {
 			one.rollback()
 		}
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) {
+		// ENFILE: a set is full; in a full sync it gets a larger one.
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENFILE) {
 			return errDrift
 		}
 		if n > 0 && !l.note(b, err) {

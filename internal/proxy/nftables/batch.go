@@ -23,10 +23,9 @@ const (
 
 // batch is a transaction in the making: netlink messages that the kernel carries out all or none.
 type batch struct {
-	parts [phases][]byte
+	parts [phases][][]byte
 	seq   uint32
 	open  map[openKey]*elements
-	spare []byte // the room of a message that was closed
 	// owner is whom the messages written now are for: a number that means something to the caller, 0 for nobody.
 	owner  int
 	owners map[uint32]int
@@ -91,11 +90,20 @@ func appendNested(b []byte, typ uint16, fill func([]byte) []byte) []byte {
 
 // message writes a message into a phase.
 func (b *batch) message(p phase, family byte, typ, flags uint16, fill func([]byte) []byte) {
-	at := len(b.parts[p])
-	buf := appendHeader(b.parts[p], nfMessage(typ), unix.NLM_F_REQUEST|flags, b.next(), family, 0)
+	last := b.room(p)
+	at := len(*last)
+	buf := appendHeader(*last, nfMessage(typ), unix.NLM_F_REQUEST|flags, b.next(), family, 0)
 	buf = fill(buf)
 	binary.NativeEndian.PutUint32(buf[at:], uint32(len(buf)-at))
-	b.parts[p] = buf
+	*last = buf
+}
+
+// room returns the buffer that small messages of a phase are written into.
+func (b *batch) room(p phase) *[]byte {
+	if n := len(b.parts[p]); n == 0 || len(b.parts[p][n-1]) >= elementsLimit {
+		b.parts[p] = append(b.parts[p], nil)
+	}
+	return &b.parts[p][len(b.parts[p])-1]
 }
 
 // next returns the number of the next message, and notes whom it is for.
@@ -210,12 +218,12 @@ func (b *batch) delRange(s *set, from, to []byte) { b.element(s, true, from, to,
 func (b *batch) element(s *set, del bool, key, end, data []byte) {
 	k := openKey{s, del}
 	m := b.open[k]
-	if m != nil && len(m.buf)-m.list > elementsLimit {
-		b.closeElement(k, m)
-		m = nil
-	}
 	if m == nil {
-		m = b.openElement(s, del)
+		m = b.openElement(s, del, 0)
+		b.open[k] = m
+	} else if len(m.buf)-m.list > elementsLimit {
+		b.closeElement(k, m)
+		m = b.openElement(s, del, elementsLimit+1000) // where there were many, many come
 		b.open[k] = m
 	}
 	m.buf = appendElement(m.buf, key, end, data)
@@ -246,13 +254,12 @@ func appendValue(b []byte, typ uint16, value []byte) []byte {
 	return appendAttr(b, unix.NFTA_DATA_VALUE, value)
 }
 
-func (b *batch) openElement(s *set, del bool) *elements {
+func (b *batch) openElement(s *set, del bool, room int) *elements {
 	typ, flags := uint16(unix.NFT_MSG_NEWSETELEM), uint16(unix.NLM_F_CREATE)
 	if del {
 		typ, flags = unix.NFT_MSG_DELSETELEM, 0
 	}
-	m := appendHeader(b.spare, nfMessage(typ), unix.NLM_F_REQUEST|flags, b.next(), s.family, 0)
-	b.spare = nil
+	m := appendHeader(make([]byte, 0, room), nfMessage(typ), unix.NLM_F_REQUEST|flags, b.next(), s.family, 0)
 	m = appendString(m, unix.NFTA_SET_ELEM_LIST_TABLE, s.table)
 	m = appendString(m, unix.NFTA_SET_ELEM_LIST_SET, s.name)
 	list := len(m)
@@ -267,8 +274,12 @@ func (b *batch) closeElement(k openKey, m *elements) {
 	if k.del {
 		p = removedElements
 	}
-	b.parts[p] = append(b.parts[p], m.buf...)
-	b.spare = m.buf[:0]
+	if len(m.buf) < elementsLimit/2 {
+		last := b.room(p)
+		*last = append(*last, m.buf...)
+	} else {
+		b.parts[p] = append(b.parts[p], m.buf)
+	}
 	delete(b.open, k)
 }
 
@@ -310,13 +321,17 @@ func (b *batch) bytes() ([]byte, error) {
 	b.closeElements()
 	size := 64
 	for _, p := range b.parts {
-		size += len(p)
+		for _, m := range p {
+			size += len(m)
+		}
 	}
 	out := make([]byte, 0, size)
 	out = b.bracket(out, unix.NFNL_MSG_BATCH_BEGIN)
 	first := len(out)
 	for _, p := range b.parts {
-		out = append(out, p...)
+		for _, m := range p {
+			out = append(out, m...)
+		}
 	}
 	if len(out) == first {
 		return nil, nil

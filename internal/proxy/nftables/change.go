@@ -34,8 +34,8 @@ func (t *table) enter(b *batch, old *plan.Frontend, had *stay, new *plan.Fronten
 		was, like = &had.record, &had.shape
 	}
 	if new != nil {
-		s, n := t.place(new, like, owner)
-		is = &record{t.shapes[s].id, n}
+		at := t.place(new, like, owner)
+		is = &at
 	}
 	t.records(b, old, new, was, is)
 	t.ranges(b, old, new)
@@ -200,7 +200,6 @@ func (t *table) settlePort(b *batch, n uint64, before []poolUse) {
 		t.slots(b, t.backends, n, uint32(i), was.endpoints(), is.endpoints())
 		t.memberships(b, n, uint32(i), &was, &is)
 	}
-	t.hairpins(b, before, after)
 	if !used {
 		delete(t.ports, n)
 	}
@@ -266,55 +265,6 @@ func (u *poolUse) lasting() []plan.Endpoint {
 		return nil
 	}
 	return u.endpoints()
-}
-
-// hairpins counts the addresses of endpoints: one that is reached from itself must not see itself as the client.
-func (t *table) hairpins(b *batch, before, after []poolUse) {
-	if len(before) == 0 {
-		for i := range after {
-			for _, e := range after[i].endpoints() {
-				t.hairpinUse(b, e.Addr.Addr(), 1)
-			}
-		}
-		return
-	}
-	by := map[netip.Addr]int32{}
-	for i := range before {
-		for _, e := range before[i].endpoints() {
-			by[e.Addr.Addr()]--
-		}
-	}
-	for i := range after {
-		for _, e := range after[i].endpoints() {
-			by[e.Addr.Addr()]++
-		}
-	}
-	for a, n := range by {
-		if n != 0 {
-			t.hairpinUse(b, a, n)
-		}
-	}
-}
-
-func (t *table) hairpinUse(b *batch, a netip.Addr, by int32) {
-	was := t.hairpin[a]
-	count := func(n int32) {
-		if n == 0 {
-			delete(t.hairpin, a)
-		} else {
-			t.hairpin[a] = n
-		}
-	}
-	count(was + by)
-	t.undoes(func() { count(was) })
-	key := t.addr(t.addr(t.scratch[2][:0], a), a)
-	t.scratch[2] = key
-	switch {
-	case was == 0:
-		b.add(t.layout.hairpin, key, nil)
-	case was+by == 0:
-		b.del(t.layout.hairpin, key)
-	}
 }
 
 // clusterIP adds or removes an address whose other ports are rejected.

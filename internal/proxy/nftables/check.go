@@ -42,6 +42,7 @@ func (t *tables) Check(context.Context) error {
 	if t.byFamily == nil {
 		return errors.New("nothing has been written yet")
 	}
+	t.tidy()
 	now, err := t.socket.generation()
 	if err != nil {
 		return fmt.Errorf("asking nf_tables for its generation: %w", err)
@@ -56,6 +57,17 @@ func (t *tables) Check(context.Context) error {
 	}
 	t.seen.generation = now
 	return nil
+}
+
+// tidy removes sets that were replaced. It doesn't matter when: the next full sync would remove them too.
+func (t *tables) tidy() {
+	b := newBatch()
+	for _, s := range t.late {
+		b.delSet(s.family, tableName, s.name)
+	}
+	if t.commit(b) == nil {
+		t.late = nil
+	}
 }
 
 func (s *socket) generation() (uint32, error) {
@@ -197,6 +209,7 @@ func (s *socket) inspect(t *table, handle uint64, f *plan.Facts) error {
 		uses[rule.chain]++
 	}
 	delete(uses, rejectChain)
+	uses[hairpinChain]++
 	for one := range t.shapes {
 		uses[one.chain()] = uint32(len(t.shape(&one))) + 1
 	}

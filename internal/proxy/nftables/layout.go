@@ -3,6 +3,7 @@ package nftables
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -57,7 +58,7 @@ type layout struct {
 	table  string
 	width  int // bytes of an address
 
-	services, backends, shapes, clusterIPs, nodeIPs, hairpin, sources *set
+	services, backends, shapes, clusterIPs, nodeIPs, same, sources *set
 	// Of affinity: choices are backends with data as in affinity.
 	affinity, choices, members *set
 }
@@ -90,7 +91,7 @@ func layoutOf(f intent.Family, table string) *layout {
 	l.shapes.verdicts = true
 	l.clusterIPs = made("cluster-ips", 0, []field{addr}, nil)
 	l.nodeIPs = made("node-ips", 0, []field{addr}, nil)
-	l.hairpin = made("hairpin", 0, []field{addr, addr}, nil)
+	l.same = made("same", 0, []field{numberField, numberField}, nil)
 	l.sources = made("sources", unix.NFT_SET_INTERVAL|setConcat, append(frontend[:3:3], addr), nil)
 	l.affinity = made("affinity", unix.NFT_SET_MAP|unix.NFT_SET_TIMEOUT|unix.NFT_SET_EVAL, append([]field{addr}, id...), append([]field{numberField}, endpoint...))
 	l.affinity.size = affinityLimit
@@ -102,7 +103,76 @@ func layoutOf(f intent.Family, table string) *layout {
 // always are the sets that are there from the beginning; affinity and members come with the first Service that wants
 // them.
 func (l *layout) always() []*set {
-	return []*set{l.services, l.backends, l.shapes, l.clusterIPs, l.nodeIPs, l.hairpin, l.sources}
+	return []*set{l.services, l.backends, l.shapes, l.clusterIPs, l.nodeIPs, l.same, l.sources}
+}
+
+// needs are how many elements there will be in the sets that grow with the Services.
+type needs struct{ services, backends, clusterIPs int }
+
+// needsOf counts what a snapshot needs in a family, rather too much than too little.
+func needsOf(s *plan.Snapshot) map[intent.Family]*needs {
+	out := map[intent.Family]*needs{intent.IPv4: {}, intent.IPv6: {}}
+	var pools []*plan.Pool
+	for _, service := range s.Services {
+		pools = pools[:0]
+		for _, f := range service.Frontends {
+			n := out[f.Family]
+			n.services++
+			for _, r := range f.Routes {
+				if r.Pool != nil && !slices.Contains(pools, r.Pool) {
+					pools = append(pools, r.Pool)
+					n.backends += len(r.Pool.Endpoints)
+				}
+			}
+		}
+	}
+	for a := range s.ClusterIPs {
+		out[intent.FamilyOf(a)].clusterIPs++
+	}
+	return out
+}
+
+// fit decides how large the sets that grow with the Services are made. The kernel fills one whose size it knows in less
+// than half the time that it takes where it doesn't; but such a set can't grow. One that has become too small is replaced
+// under its other name, and is returned: whoever is inside the old rules still looks there, so it goes a little later.
+func (l *layout) fit(left *inventory, n *needs) (late []string) {
+	for _, x := range []struct {
+		*set
+		count int
+	}{{l.services, n.services}, {l.backends, n.backends}, {l.clusterIPs, n.clusterIPs}} {
+		x.size = roomFor(x.count)
+		if left == nil {
+			continue
+		}
+		names := []string{x.name, x.name + "-2"}
+		latest := -1
+		for i, name := range names {
+			if k, there := left.sets[name]; there && (latest < 0 || k.size > left.sets[names[latest]].size) {
+				latest = i
+			}
+		}
+		if latest < 0 {
+			continue
+		}
+		x.name = names[latest]
+		fresh, k := x.size, left.sets[x.name]
+		if x.size = k.size; k.like(x.set) && int(k.size) >= x.count+x.count/8 {
+			continue
+		}
+		x.name, x.size = names[1-latest], fresh
+		late = append(late, names[latest])
+	}
+	return late
+}
+
+// roomFor is the size of a set for some elements and as many that may come: the kernel makes a table of a power of two, and
+// fills three quarters of it.
+func roomFor(count int) uint32 {
+	room := 4096
+	for room < 2*count {
+		room *= 2
+	}
+	return uint32(room / 4 * 3)
 }
 
 // sometimes are the sets that come with the first Service whose clients stay.

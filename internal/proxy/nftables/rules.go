@@ -217,8 +217,63 @@ func (r *ruler) rewriting() [][]expr.Any {
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: reg0, SourceRegister: true},
 			masquerade,
 		},
-		{r.source(reg0), r.destination(reg0 + r.words()), isIn(r.hairpin, reg0), masquerade},
+		append(append(isDNATed(), r.sameHalf(1)...), goTo(hairpinChain)),
 	}
+}
+
+const hairpinChain = "hairpin"
+
+// hairpins rewrites the source of an endpoint that has reached itself: it must not see itself as the client.
+func (r *ruler) hairpins() [][]expr.Any {
+	return [][]expr.Any{append(r.sameHalf(0), &expr.Masq{FullyRandom: true})}
+}
+
+// isDNATed matches flows whose destination was changed.
+func isDNATed() []expr.Any {
+	const dstNAT = 1 << 5 // IPS_DST_NAT
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg0},
+		&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(nil, dstNAT), Xor: number(nil, 0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg0, Data: number(nil, 0)},
+	}
+}
+
+// sameHalf matches where one half of the source address is that of the destination's. Rules can't compare what they have
+// loaded, but they can look up whether two numbers are the same, if there are few of them: four bits at a time, the last
+// first, which differ most often. (A set with each endpoint's address twice would do, and take as long to write as the
+// endpoints themselves. Half an IPv6 address is what fits into a rule.)
+func (r *ruler) sameHalf(half int) (out []expr.Any) {
+	source, destination := r.source(0).(*expr.Payload).Offset, r.destination(0).(*expr.Payload).Offset
+	nibble := func(reg, offset uint32, high bool) []expr.Any {
+		mask := byte(0x0f)
+		if high {
+			mask = 0xf0
+		}
+		return []expr.Any{
+			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 1},
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{mask}, Xor: []byte{0}},
+		}
+	}
+	end := uint32((half + 1) * r.width / 2)
+	for i := range uint32(r.width / 2) {
+		at := end - 1 - i
+		for _, high := range []bool{false, true} {
+			out = append(out, nibble(reg0, source+at, high)...)
+			out = append(out, nibble(reg0+1, destination+at, high)...)
+			out = append(out, isIn(r.same, reg0))
+		}
+	}
+	return out
+}
+
+// nibbles are the elements of same: each number of four bits beside itself, low and high in a byte; zero is the canary.
+func nibbles() (out [][]byte) {
+	for i := range byte(15) {
+		for _, v := range []byte{i + 1, (i + 1) << 4} {
+			out = append(out, []byte{v, 0, 0, 0, v, 0, 0, 0})
+		}
+	}
+	return out
 }
 
 // shape are the rules of a shape's chain.

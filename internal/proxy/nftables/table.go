@@ -17,19 +17,27 @@ import (
 // which the plan remembers, but what they share.
 type table struct {
 	*ruler
-	shapes  map[shape]*shapeUse
-	ports   map[uint64]*port
-	hairpin map[netip.Addr]int32
-	sticky  bool // affinity and members are there
-	// kept are the sets and chains that were there before, in the transaction that takes over.
+	shapes map[shape]*shapeUse
+	ports  map[uint64]*port
+	sticky bool // affinity and members are there
+	// kept are the sets and chains that were there before, in the transaction that takes over; late are sets that it
+	// replaces, which go a little later.
 	kept *inventory
+	late []string
 
 	// Of the transaction in the making:
-	touchedPorts  map[uint64]*touched
+	touchedPorts  map[uint64]touched
 	touchedShapes map[shape]bool // whether the kernel had it before
+	last          lastShape
 	undo          []func()       // how to forget all of it; nil while nobody will ask
 	undoable      bool
-	scratch       [3][]byte
+	scratch       [2][]byte
+}
+
+// lastShape is the shape that was touched last: mostly it is the next one's, too.
+type lastShape struct {
+	shape
+	use *shapeUse
 }
 
 type shapeUse struct {
@@ -58,13 +66,18 @@ type touched struct {
 
 func newTable(r *ruler) *table {
 	return &table{
-		ruler: r, shapes: map[shape]*shapeUse{}, ports: map[uint64]*port{}, hairpin: map[netip.Addr]int32{},
-		touchedPorts: map[uint64]*touched{}, touchedShapes: map[shape]bool{},
+		ruler: r, shapes: map[shape]*shapeUse{}, ports: map[uint64]*port{},
+		touchedPorts: map[uint64]touched{}, touchedShapes: map[shape]bool{},
 	}
 }
 
+// expect makes room for that many Services.
+func (t *table) expect(n *needs) {
+	t.ports, t.touchedPorts = make(map[uint64]*port, n.services), make(map[uint64]touched, n.services)
+}
+
 // begin starts a transaction that can be taken back.
-func (t *table) begin() { t.undo, t.undoable = nil, true }
+func (t *table) begin() { t.undo, t.undoable, t.last = nil, true, lastShape{} }
 
 // rollback makes the table what it was when the transaction began.
 func (t *table) rollback() {
@@ -75,9 +88,9 @@ func (t *table) rollback() {
 }
 
 func (t *table) end() {
-	t.undo, t.undoable, t.kept = nil, false, nil
+	t.undo, t.undoable, t.kept, t.last = nil, false, nil, lastShape{}
 	// New ones: to walk over a map costs what it has ever held.
-	t.touchedPorts, t.touchedShapes = map[uint64]*touched{}, map[shape]bool{}
+	t.touchedPorts, t.touchedShapes = map[uint64]touched{}, map[shape]bool{}
 }
 
 func (t *table) undoes(f func()) {
@@ -97,6 +110,7 @@ var baseChains = []struct {
 	{"nobody", &hook{unix.NF_INET_POST_ROUTING, srcnat - 1}},
 	{"postrouting", &hook{unix.NF_INET_POST_ROUTING, srcnat}},
 	{rejectChain, nil},
+	{hairpinChain, nil},
 }
 
 const dstnat, srcnat = -100, 100
@@ -116,7 +130,7 @@ func (t *table) takeOver(b *batch, left *inventory) {
 		}
 	}
 	for name := range left.sets {
-		if !t.keptSet(name) {
+		if !t.keptSet(name) && !slices.Contains(t.late, name) {
 			b.delSet(t.family, t.table(), name)
 		}
 	}
@@ -193,6 +207,9 @@ func (t *table) base(b *batch, f *plan.Facts) {
 		t.addSet(b, s)
 	}
 	t.canaries(b)
+	for _, key := range nibbles() {
+		b.add(t.same, key, nil)
+	}
 	for _, rule := range t.baseRules(f) {
 		b.addRule(t.family, t.table(), rule.chain, rule.exprs)
 	}
@@ -219,6 +236,7 @@ func (t *table) baseRules(f *plan.Facts) (out []baseRule) {
 	add("nobody", t.unallocated(f.ServicePrefixes))
 	add("postrouting", t.rewriting())
 	add(rejectChain, t.rejection())
+	add(hairpinChain, t.hairpins())
 	return out
 }
 
@@ -282,18 +300,20 @@ func (p *port) find(pool *plan.Pool) (uint32, bool) {
 func (t *table) touch(n uint64, id plan.PortID, owner int) *port {
 	p := t.ports[n]
 	if _, ok := t.touchedPorts[n]; !ok {
-		was := &touched{owner: owner}
+		was := touched{owner: owner}
 		if p != nil {
 			was.before = slices.Clone(p.pools)
 		}
 		t.touchedPorts[n] = was
-		t.undoes(func() {
-			if was.before == nil {
-				delete(t.ports, n)
-			} else {
-				t.ports[n] = &port{id, was.before}
-			}
-		})
+		if t.undoable {
+			t.undo = append(t.undo, func() {
+				if was.before == nil {
+					delete(t.ports, n)
+				} else {
+					t.ports[n] = &port{id, was.before}
+				}
+			})
+		}
 	}
 	if p == nil {
 		p = &port{id: id}
@@ -343,7 +363,7 @@ func (t *table) release(f *plan.Frontend, s shape, n uint64, owner int) {
 
 // place gives a frontend's pools their numbers. like is the shape it had before: a pool that takes the place of one that
 // nobody uses any more gets its number, so that only what differs between the two is changed.
-func (t *table) place(f *plan.Frontend, like *shape, owner int) (shape, uint64) {
+func (t *table) place(f *plan.Frontend, like *shape, owner int) record {
 	n, _ := t.portOf(f.ID)
 	p := t.touch(n, f.ID, owner)
 	s := outline(f)
@@ -362,8 +382,7 @@ func (t *table) place(f *plan.Frontend, like *shape, owner int) (shape, uint64) 
 			p.pools[i].sticky++
 		}
 	}
-	t.useShape(s, 1)
-	return s, n
+	return record{t.useShape(s, 1), n}
 }
 
 // free finds a number for a new pool.
@@ -382,7 +401,20 @@ func (p *port) free(like *shape, o int) uint32 {
 	return uint32(len(p.pools) - 1)
 }
 
-func (t *table) useShape(s shape, by int32) {
+func (t *table) useShape(s shape, by int32) uint32 {
+	if t.last.use == nil || t.last.shape != s {
+		t.last = lastShape{s, t.touchShape(s)}
+	}
+	u := t.last.use
+	u.refs += by
+	if t.undoable {
+		t.undo = append(t.undo, func() { u.refs -= by })
+	}
+	return u.id
+}
+
+// touchShape remembers whether the kernel had a shape.
+func (t *table) touchShape(s shape) *shapeUse {
 	u := t.shapes[s]
 	if _, ok := t.touchedShapes[s]; !ok {
 		t.touchedShapes[s] = u != nil
@@ -391,8 +423,7 @@ func (t *table) useShape(s shape, by int32) {
 		u = &shapeUse{id: t.shapeID(&s)}
 		t.shapes[s] = u
 	}
-	u.refs += by
-	t.undoes(func() { u.refs -= by })
+	return u
 }
 
 // shapeID is a number that the shape gets each time, unless another has it.

@@ -1,10 +1,12 @@
 package nftables
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -77,6 +79,9 @@ func verify(t testing.TB, be *tables, s *plan.Snapshot, except ...int) {
 				w.want(one.nodeIPs, one.addr(nil, a), nil)
 			}
 		}
+		for _, key := range nibbles() {
+			w.want(one.same, key, nil)
+		}
 		for _, c := range one.canaryKeys() {
 			key := c.key
 			if c.set == one.sources {
@@ -84,7 +89,7 @@ func verify(t testing.TB, be *tables, s *plan.Snapshot, except ...int) {
 			}
 			w.want(c.set, key, make([]byte, c.set.dataLen))
 		}
-		sets := []*set{one.services, one.backends, one.clusterIPs, one.nodeIPs, one.layout.hairpin, one.sources}
+		sets := []*set{one.services, one.backends, one.clusterIPs, one.nodeIPs, one.same, one.sources}
 		if one.sticky {
 			sets = append(sets, one.members, one.choices)
 		}
@@ -141,8 +146,6 @@ func (w *wanted) frontend(t testing.TB, f *plan.Frontend) {
 			continue
 		}
 		for i, e := range r.Pool.Endpoints {
-			a := e.Addr.Addr()
-			w.want(w.layout.hairpin, w.addr(w.addr(nil, a), a), nil)
 			slot := number(portID(nil, n), s.routes[o].pool<<poolShift+uint32(i))
 			w.want(w.backends, slot, w.endpoint(nil, e.Addr))
 			if f.Affinity > 0 {
@@ -231,6 +234,62 @@ func drawn(t *rapid.T, i int) *intent.Entry {
 	return e
 }
 
+// Sets that become too small are replaced, once, by larger ones; nothing is lost, and the old ones go.
+func TestSetsGrow(t *testing.T) {
+	inNamespace(t)
+	be, s := opened(t), plan.NewSnapshot(facts)
+	names := func(be *tables) (out []string) {
+		left, err := be.socket.inventory(be.byFamily[intent.IPv4].layout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.Sorted(maps.Keys(left.sets))
+	}
+	grow := func(to int) {
+		for i := len(s.Services); i < to; i++ {
+			plans(s, service(i, endpoint(i, 0)))
+			if i%100 == 0 || i == to-1 {
+				if err := apply(be, s); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		verify(t, be, s)
+	}
+	small := int(roomFor(0))
+	grow(small - 1) // and the canary
+	if got := be.byFamily[intent.IPv4].services; got.name != "services" || int(got.size) != small {
+		t.Errorf("with %d Services there is %s of %d", small-1, got.name, got.size)
+	}
+	grow(small + 100)
+	for _, in := range []*set{be.byFamily[intent.IPv4].services, be.byFamily[intent.IPv4].backends, be.byFamily[intent.IPv4].clusterIPs} {
+		if !strings.HasSuffix(in.name, "-2") || int(in.size) < 2*small {
+			t.Errorf("with %d Services there is %s of %d", small+100, in.name, in.size)
+		}
+	}
+	if got := names(be); !slices.Contains(got, "services") || !slices.Contains(got, "services-2") {
+		t.Errorf("packets may still be looking in services: there are %v", got)
+	}
+	if err := be.Check(context.Background()); err != nil {
+		t.Error(err)
+	}
+	want := []string{"backends-2", "cluster-ips-2", "node-ips", "same", "services-2", "shapes", "sources"}
+	if got := names(be); !slices.Equal(got, want) {
+		t.Errorf("there are %v, expected %v", got, want)
+	}
+
+	// Another process keeps what is large enough.
+	be = opened(t)
+	s.Forget()
+	if err := apply(be, s); err != nil {
+		t.Fatal(err)
+	}
+	verify(t, be, s)
+	if got := names(be); !slices.Equal(got, want) {
+		t.Errorf("after a restart there are %v, expected %v", got, want)
+	}
+}
+
 // Many shapes come and go, and their chains with them.
 func TestIdleShapesGo(t *testing.T) {
 	inNamespace(t)
@@ -248,7 +307,7 @@ func TestIdleShapesGo(t *testing.T) {
 	}
 	verify(t, be, s)
 	left, err := be.socket.inventory(be.byFamily[intent.IPv4].layout)
-	if err != nil || len(left.chains) != len(be.byFamily[intent.IPv4].shapes)+5 {
+	if err != nil || len(left.chains) != len(be.byFamily[intent.IPv4].shapes)+len(baseChains) {
 		t.Errorf("%d chains for %d shapes (%v)", len(left.chains), len(be.byFamily[intent.IPv4].shapes), err)
 	}
 }
