@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netns"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -50,6 +52,11 @@ func measure(ctx context.Context, o options, net *network, c *cluster, who, mode
 		return out, fmt.Errorf("%w\n%s", err, p.Tail())
 	}
 	out.Change, out.ChangeP99 = quantile(changes, 0.5), quantile(changes, 0.99)
+	if mode == "iptables" {
+		if out.Kernel, err = acceptance(); err != nil {
+			return out, err
+		}
+	}
 	if err := out.firstBytes(net, c, o.conns); err != nil {
 		return out, err
 	}
@@ -94,6 +101,30 @@ func waitAll(ctx context.Context, o options, c *cluster, p *harness.Process) (cu
 		probes = probes[1:]
 	}
 	return false, nil
+}
+
+// acceptance is how long the kernel alone takes to accept one more rule into the table as it is, in milliseconds.
+func acceptance() (float64, error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return 0, err
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "nat"}
+	chain := conn.AddChain(&nftables.Chain{Name: "BENCH-ACCEPTANCE", Table: table})
+	if err := conn.Flush(); err != nil {
+		return 0, fmt.Errorf("a chain in the nat table: %w", err)
+	}
+	var all []time.Duration
+	for range 15 {
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}})
+		begin := time.Now()
+		if err := conn.Flush(); err != nil {
+			return 0, fmt.Errorf("a rule in the nat table: %w", err)
+		}
+		all = append(all, time.Since(begin))
+	}
+	conn.DelChain(chain)
+	return quantile(all, 0.5), conn.Flush()
 }
 
 // mover changes endpoints and sees when connections follow.

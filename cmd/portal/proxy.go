@@ -157,6 +157,9 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 	tuneMemory()
 	return o.serve(cmd.Context(), log, config, modes, api, func(ctx context.Context, p *proxy.Proxy) {
 		trimMemory(ctx, p.Synced)
+		if wait(ctx, 2*time.Second) {
+			trim()
+		}
 		if os.Getenv("GOGC") == "" {
 			debug.SetGCPercent(25) // from here on little changes at a time
 		}

@@ -19,6 +19,8 @@ type Snapshot struct {
 	Frontends map[FrontendKey]*Frontend
 	// ClusterIPs counts the Services that have an address.
 	ClusterIPs map[netip.Addr]int
+	// Sizes are how much there is of each family, for who makes room.
+	Sizes map[intent.Family]*Size
 
 	// rivals are the others that want a frontend, for when its holder leaves.
 	rivals map[FrontendKey][]*Frontend
@@ -35,6 +37,7 @@ type Snapshot struct {
 func NewSnapshot(f *Facts) *Snapshot {
 	return &Snapshot{
 		Facts: f, Services: map[intent.Key]*Service{}, Frontends: map[FrontendKey]*Frontend{}, ClusterIPs: map[netip.Addr]int{},
+		Sizes:  map[intent.Family]*Size{intent.IPv4: {}, intent.IPv6: {}},
 		rivals: map[FrontendKey][]*Frontend{}, changed: map[FrontendKey]*Frontend{}, changedIPs: map[netip.Addr]bool{}, full: true,
 	}
 }
@@ -65,6 +68,8 @@ func (s *Snapshot) Set(key intent.Key, next *Service) {
 		}
 	}
 	s.Services[key] = next
+	s.measure(next, 1)
+	s.measure(old, -1)
 	for _, f := range next.Frontends {
 		s.claim(f.FrontendKey, key, f)
 	}
@@ -78,6 +83,36 @@ func (s *Snapshot) Set(key intent.Key, next *Service) {
 	}
 }
 
+// Size counts frontends, endpoints of pools, and cluster IPs; what several Services claim counts for each.
+type Size struct{ Frontends, Endpoints, ClusterIPs int }
+
+// measure counts a Service.
+func (s *Snapshot) measure(service *Service, by int) {
+	if service == nil {
+		return
+	}
+	var pools [8]*Pool
+	known := pools[:0]
+	for _, f := range service.Frontends {
+		size := s.Sizes[f.Family]
+		size.Frontends += by
+		for _, r := range f.Routes {
+			if r.Pool != nil && !slices.Contains(known, r.Pool) {
+				known = append(known, r.Pool)
+				size.Endpoints += by * len(r.Pool.Endpoints)
+			}
+		}
+	}
+	for _, a := range service.ClusterIPs {
+		s.Sizes[intent.FamilyOf(a)].ClusterIPs += by
+	}
+}
+
+// Holds says whether a frontend of one of the Services is the one that answers.
+func (s *Snapshot) Holds(f *Frontend) bool {
+	return len(s.rivals) == 0 || s.Frontends[f.FrontendKey] == f
+}
+
 func (s Serving) equal(o Serving) bool {
 	return s.ID == o.ID && slices.Equal(s.Endpoints, o.Endpoints)
 }
@@ -89,6 +124,7 @@ func (s *Snapshot) Delete(key intent.Key) {
 		return
 	}
 	delete(s.Services, key)
+	s.measure(old, -1)
 	for _, f := range old.Frontends {
 		s.claim(f.FrontendKey, key, nil)
 	}

@@ -166,9 +166,8 @@ func (t *tables) adopt(f *plan.Facts, fresh map[intent.Family]*table, l *blame) 
 func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.Family]*table, *batch, error) {
 	b := newBatch()
 	fresh := map[intent.Family]*table{}
-	needed := needsOf(next)
 	for _, family := range families {
-		if err := t.rebase(b, fresh, next.Facts, family, needed[family]); err != nil {
+		if err := t.rebase(b, fresh, next, family); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -178,7 +177,7 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.
 		for _, f := range service.Frontends {
 			k := f.FrontendKey
 			one := fresh[k.Family]
-			if one == nil || l.frontends[k] != nil || next.Frontends[k] != f {
+			if one == nil || l.frontends[k] != nil || !next.Holds(f) {
 				continue
 			}
 			if err := encodable(f); err != nil {
@@ -195,6 +194,10 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.
 				b.forOwner(owner)
 			}
 			one.enter(b, nil, nil, f, owner)
+		}
+		// Now, while it is all at hand.
+		for _, one := range fresh {
+			one.settlePorts(b)
 		}
 	}
 	if blaming {
@@ -213,12 +216,13 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.
 }
 
 // rebase removes what an earlier transaction or process left in a family, and lays the foundation again.
-func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, f *plan.Facts, family intent.Family, n *needs) error {
+func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, next *plan.Snapshot, family intent.Family) error {
 	l := layoutOf(family, tableName)
 	left, err := t.socket.inventory(l)
 	if err != nil {
 		return fmt.Errorf("looking for what is in the table %s: %w", tableName, err)
 	}
+	f := next.Facts
 	wanted := false
 	for _, w := range f.Families {
 		wanted = wanted || w == family
@@ -231,8 +235,8 @@ func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, f *plan.Facts,
 	}
 	one := newTable(newRuler(l, f, family, t.mark))
 	fresh[family] = one
-	one.late = l.fit(left, n)
-	one.expect(n)
+	one.late = l.fit(left, next.Sizes[family])
+	one.expect(next.Sizes[family].Frontends)
 	b.addTable(l.family, l.table)
 	if left != nil {
 		one.takeOver(b, left)

@@ -25,28 +25,24 @@ const (
 type batch struct {
 	parts [phases][][]byte
 	seq   uint32
-	open  map[openKey]*elements
+	open  [64]*elements // by what the set is, and whether they go
 	// owner is whom the messages written now are for: a number that means something to the caller, 0 for nobody.
 	owner  int
 	owners map[uint32]int
 	err    error
 }
 
-type openKey struct {
-	set *set
-	del bool
-}
-
 // elements is a message with elements of one set, still growing.
 type elements struct {
 	buf  []byte
 	list int // where the list begins
+	del  bool
 }
 
 // A list is an attribute, whose length has 16 bits.
 const elementsLimit = 60000
 
-func newBatch() *batch { return &batch{seq: 1, open: map[openKey]*elements{}} }
+func newBatch() *batch { return &batch{seq: 1} }
 
 func nfMessage(typ uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | typ }
 
@@ -216,16 +212,14 @@ func (b *batch) del(s *set, key []byte) { b.element(s, true, key, nil, nil) }
 func (b *batch) delRange(s *set, from, to []byte) { b.element(s, true, from, to, nil) }
 
 func (b *batch) element(s *set, del bool, key, end, data []byte) {
-	k := openKey{s, del}
-	m := b.open[k]
-	if m == nil {
-		m = b.openElement(s, del, 0)
-		b.open[k] = m
-	} else if len(m.buf)-m.list > elementsLimit {
-		b.closeElement(k, m)
-		m = b.openElement(s, del, elementsLimit+1000) // where there were many, many come
-		b.open[k] = m
+	at := &b.open[s.slot(del)]
+	if *at == nil {
+		*at = b.openElement(s, del, 0)
+	} else if m := *at; len(m.buf)-m.list > elementsLimit {
+		b.closeElement(m)
+		*at = b.openElement(s, del, elementsLimit+1000) // where there were many, many come
 	}
+	m := *at
 	m.buf = appendElement(m.buf, key, end, data)
 }
 
@@ -263,15 +257,15 @@ func (b *batch) openElement(s *set, del bool, room int) *elements {
 	m = appendString(m, unix.NFTA_SET_ELEM_LIST_TABLE, s.table)
 	m = appendString(m, unix.NFTA_SET_ELEM_LIST_SET, s.name)
 	list := len(m)
-	return &elements{append(m, 0, 0, 0, 0), list}
+	return &elements{append(m, 0, 0, 0, 0), list, del}
 }
 
-func (b *batch) closeElement(k openKey, m *elements) {
+func (b *batch) closeElement(m *elements) {
 	binary.NativeEndian.PutUint16(m.buf[m.list:], uint16(len(m.buf)-m.list))
 	binary.NativeEndian.PutUint16(m.buf[m.list+2:], unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED)
 	binary.NativeEndian.PutUint32(m.buf, uint32(len(m.buf)))
 	p := addedElements
-	if k.del {
+	if m.del {
 		p = removedElements
 	}
 	if len(m.buf) < elementsLimit/2 {
@@ -280,12 +274,14 @@ func (b *batch) closeElement(k openKey, m *elements) {
 	} else {
 		b.parts[p] = append(b.parts[p], m.buf)
 	}
-	delete(b.open, k)
 }
 
 func (b *batch) closeElements() {
-	for k, m := range b.open {
-		b.closeElement(k, m)
+	for i, m := range b.open {
+		if m != nil {
+			b.closeElement(m)
+			b.open[i] = nil
+		}
 	}
 }
 

@@ -118,6 +118,21 @@ func last(p netip.Prefix) netip.Addr {
 
 // settle writes what the changed frontends share: endpoints and shapes.
 func (t *table) settle(b *batch) {
+	t.settlePorts(b)
+	for s, had := range t.touchedShapes {
+		if !had {
+			t.addShape(b, s, t.shapes[s].id)
+			t.undoes(func() { delete(t.shapes, s) })
+		}
+	}
+	t.prune(b)
+}
+
+// settlePorts writes the endpoints of the ports that were touched.
+func (t *table) settlePorts(b *batch) {
+	if len(t.touchedPorts) == 0 {
+		return
+	}
 	for n, was := range t.touchedPorts {
 		if b.owners != nil {
 			b.forOwner(was.owner)
@@ -127,13 +142,7 @@ func (t *table) settle(b *batch) {
 	if b.owners != nil {
 		b.forOwner(0)
 	}
-	for s, had := range t.touchedShapes {
-		if !had {
-			t.addShape(b, s, t.shapes[s].id)
-			t.undoes(func() { delete(t.shapes, s) })
-		}
-	}
-	t.prune(b)
+	clear(t.touchedPorts)
 }
 
 // idleShapes is how many chains may wait for another frontend. To add one costs the kernel a walk over the maps that it

@@ -3,7 +3,6 @@ package nftables
 import (
 	"encoding/binary"
 	"net/netip"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -100,46 +99,32 @@ func layoutOf(f intent.Family, table string) *layout {
 	return l
 }
 
+// slot is a small number of its own for elements that come to a set of either family, or go.
+func (s *set) slot(del bool) (n uint32) {
+	n = s.id << 2
+	if s.family == unix.NFPROTO_IPV6 {
+		n |= 2
+	}
+	if del {
+		n |= 1
+	}
+	return n
+}
+
 // always are the sets that are there from the beginning; affinity and members come with the first Service that wants
 // them.
 func (l *layout) always() []*set {
 	return []*set{l.services, l.backends, l.shapes, l.clusterIPs, l.nodeIPs, l.same, l.sources}
 }
 
-// needs are how many elements there will be in the sets that grow with the Services.
-type needs struct{ services, backends, clusterIPs int }
-
-// needsOf counts what a snapshot needs in a family, rather too much than too little.
-func needsOf(s *plan.Snapshot) map[intent.Family]*needs {
-	out := map[intent.Family]*needs{intent.IPv4: {}, intent.IPv6: {}}
-	var pools []*plan.Pool
-	for _, service := range s.Services {
-		pools = pools[:0]
-		for _, f := range service.Frontends {
-			n := out[f.Family]
-			n.services++
-			for _, r := range f.Routes {
-				if r.Pool != nil && !slices.Contains(pools, r.Pool) {
-					pools = append(pools, r.Pool)
-					n.backends += len(r.Pool.Endpoints)
-				}
-			}
-		}
-	}
-	for a := range s.ClusterIPs {
-		out[intent.FamilyOf(a)].clusterIPs++
-	}
-	return out
-}
-
 // fit decides how large the sets that grow with the Services are made. The kernel fills one whose size it knows in less
 // than half the time that it takes where it doesn't; but such a set can't grow. One that has become too small is replaced
 // under its other name, and is returned: whoever is inside the old rules still looks there, so it goes a little later.
-func (l *layout) fit(left *inventory, n *needs) (late []string) {
+func (l *layout) fit(left *inventory, n *plan.Size) (late []string) {
 	for _, x := range []struct {
 		*set
 		count int
-	}{{l.services, n.services}, {l.backends, n.backends}, {l.clusterIPs, n.clusterIPs}} {
+	}{{l.services, n.Frontends}, {l.backends, n.Endpoints}, {l.clusterIPs, n.ClusterIPs}} {
 		x.size = roomFor(x.count)
 		if left == nil {
 			continue

@@ -293,8 +293,8 @@ func (r *ruler) shape(s *shape) (out [][]expr.Any) {
 	}
 	out = append(out, r.leg(s, outside, nil)...)
 	if outside.verdict == plan.Forward {
-		// Nothing comes here, but for a packet that met a change half-way and did not find its endpoint. It must not go on as
-		// it is, and be remembered so; who sent it will send it again.
+		// Nothing comes here, but for a packet that met a change half-way and found no endpoint at all. It must not go on as it
+		// is, and be remembered so; who sent it will send it again.
 		out = append(out, []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}})
 	}
 	return out
@@ -326,16 +326,22 @@ func (r *ruler) leg(s *shape, l leg, match []expr.Any) [][]expr.Any {
 	dnat := []expr.Any{&expr.NAT{
 		Type: expr.NATTypeDestNAT, Family: uint32(r.family), RegAddrMin: r.endpointReg(), RegProtoMin: r.portReg(),
 	}}
-	simple := rule(find, choose(r.backends, r.endpointReg()), dnat)
+	simple := [][]expr.Any{rule(find, choose(r.backends, r.endpointReg()), dnat)}
+	if l.of > 1 {
+		// A packet that met a change half-way may have chosen from more endpoints than are left. The first is there as long
+		// as any is.
+		first := &expr.Immediate{Register: r.slotReg(), Data: number(nil, l.pool<<poolShift)}
+		simple = append(simple, rule(find, []expr.Any{first, lookup(r.backends, r.idReg(), r.endpointReg())}, dnat))
+	}
 	if s.sticky == 0 {
-		return [][]expr.Any{simple}
+		return simple
 	}
 	timeout := time.Duration(s.sticky) * time.Millisecond
 	remember := r.remember(unix.NFT_DYNSET_OP_UPDATE, timeout)
 	pool := &expr.Immediate{Register: r.slotReg(), Data: number(nil, l.pool)}
 	// The destination is loaded for nft's sake, see above.
 	client := []expr.Any{r.source(r.clientReg()), r.destination(r.endpointReg()), r.port(r.portReg())}
-	return [][]expr.Any{
+	return append([][]expr.Any{
 		// To the endpoint it had, if that is still one; this counts as its last connection now.
 		rule(find, client, []expr.Any{
 			lookup(r.affinity, r.clientReg(), r.slotReg()), pool, isIn(r.members, r.idReg()), remember,
@@ -343,8 +349,7 @@ func (r *ruler) leg(s *shape, l leg, match []expr.Any) [][]expr.Any {
 		// To any, remembered. An update leaves the endpoint of an old element as it is: that must go first.
 		rule(find, client, choose(r.choices, r.slotReg()), []expr.Any{pool, r.remember(dynsetDelete, 0), remember}, dnat),
 		// To any, when there is no more room for another client.
-		simple,
-	}
+	}, simple...)
 }
 
 // poolShift makes room for a pool's slots beside those of other pools of the same port.

@@ -29,7 +29,7 @@ type table struct {
 	touchedPorts  map[uint64]touched
 	touchedShapes map[shape]bool // whether the kernel had it before
 	last          lastShape
-	undo          []func()       // how to forget all of it; nil while nobody will ask
+	undo          []func() // how to forget all of it; nil while nobody will ask
 	undoable      bool
 	scratch       [2][]byte
 }
@@ -71,10 +71,8 @@ func newTable(r *ruler) *table {
 	}
 }
 
-// expect makes room for that many Services.
-func (t *table) expect(n *needs) {
-	t.ports, t.touchedPorts = make(map[uint64]*port, n.services), make(map[uint64]touched, n.services)
-}
+// expect makes room for ports.
+func (t *table) expect(n int) { t.ports = make(map[uint64]*port, n) }
 
 // begin starts a transaction that can be taken back.
 func (t *table) begin() { t.undo, t.undoable, t.last = nil, true, lastShape{} }
