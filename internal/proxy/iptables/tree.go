@@ -14,9 +14,9 @@ import (
 
 const (
 	// leafSize is how many spots a chain lists before it is split; below mergeSize a split chain is made one again.
-	leafSize, mergeSize = 12, 5
+	leafSize, mergeSize = 32, 12
 	// splitBits is how many bits of an address one chain looks at.
-	splitBits = 3
+	splitBits = 2
 	fanout    = 1 << splitBits
 	// maxDepth keeps the way through the chains below the 16 that nf_tables follows, with room for those around the tree.
 	maxDepth = 8
@@ -36,7 +36,7 @@ func (s spot) compare(o spot) int {
 }
 
 // tree is a set of chains that leads a packet to the rules of its spot by few comparisons, however many spots there are.
-// A chain either lists its spots or sends packets on to up to eight others by some bits of the address (iptables takes
+// A chain either lists its spots or sends packets on to up to four others by some bits of the address (iptables takes
 // masks with holes, so any bits will do: those are chosen that spread the spots best) or by ranges of the port. Every
 // chain but the root is reached by goto, so that a packet that no spot fits goes on behind the jump into the tree. The tree
 // knows where spots are, not their rules, which are asked for when a chain is to be written.
