@@ -280,6 +280,19 @@ func TestDeltasAddUp(t *testing.T) {
 		if d := s.Delta(); !d.Empty() {
 			t.Fatalf("all acknowledged, yet %s", changes(d))
 		}
+		for f, size := range fresh(entries).Sizes {
+			if got := s.Sizes[f]; got.Frontends != size.Frontends || got.ClusterIPs != size.ClusterIPs || got.Endpoints < 0 {
+				t.Fatalf("IPv%d: %+v, expected %+v", f, *got, *size)
+			}
+		}
+		for name := range entries {
+			s.Delete(intent.Key{Namespace: "ns", Name: name})
+		}
+		for f, size := range s.Sizes {
+			if *size != (plan.Size{}) {
+				t.Fatalf("IPv%d: nothing is left but %+v", f, *size)
+			}
+		}
 	})
 }
 
