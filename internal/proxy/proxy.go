@@ -153,6 +153,8 @@ func (p *Proxy) loop(ctx context.Context) error {
 			p.newFacts = true
 			p.queue()
 		case <-syncing.C:
+			// What came before everything was known to be listed may still be waiting, and must be in the first sync.
+			p.take(feed.Take())
 			p.due = time.Time{}
 			p.sync(ctx)
 		case <-check.C:

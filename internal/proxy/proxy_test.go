@@ -252,6 +252,32 @@ func TestLife(t *testing.T) {
 	})
 }
 
+// TestFirstSyncIsWhole: what has been listed is in the first sync, however close to its end it came.
+func TestFirstSyncIsWhole(t *testing.T) {
+	for range 50 {
+		in(t, nil, func(w *world) {
+			var listing sync.WaitGroup
+			listing.Go(func() {
+				for i := range 200 {
+					w.cluster.SetService(service(fmt.Sprint("s", i), fmt.Sprintf("10.96.1.%d", i)))
+				}
+				w.cluster.MarkListed(intent.Services)
+			})
+			listing.Go(func() {
+				for i := range 200 {
+					w.cluster.SetSlice(slice(fmt.Sprint("s", i), fmt.Sprintf("10.244.1.%d", i)))
+				}
+				w.cluster.MarkListed(intent.EndpointSlices)
+			})
+			listing.Wait()
+			w.settle()
+			if n := len(w.kernel.deltas); n != 1 || len(w.kernel.held) != 201 {
+				w.Errorf("the kernel was told %d times to have %d frontends", n, len(w.kernel.held))
+			}
+		})
+	}
+}
+
 // TestGathers: the first of many changes is told at once, the others together.
 func TestGathers(t *testing.T) {
 	in(t, nil, func(w *world) {
