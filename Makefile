@@ -59,11 +59,6 @@ test-vm: build vm ## what needs IPVS or SCTP, in a virtual machine: the modes' s
 	@hack/need python3 ip nft iptables
 	GOFLAGS=-tags=fieldsv1string,vm go test -count=1 -v -timeout 70m ./test/vm -vm.long
 
-.PHONY: test-vm-dataplane
-test-vm-dataplane: build vm ## the 211 scenarios of test-dataplane in the IPVS mode, in the virtual machine (most of an hour)
-	@hack/need python3 ip nft iptables
-	GOFLAGS=-tags=fieldsv1string,vm go test -count=1 -v -run DataplaneMore -timeout 80m ./test/vm -vm.more
-
 .PHONY: test-dataplane
 test-dataplane: build ## packets through the proxy in 211 scenarios that kube-proxy was recorded with, in all modes that need no virtual machine
 	@hack/need python3 ip nft iptables

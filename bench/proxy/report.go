@@ -88,8 +88,8 @@ var goals = map[string]struct{ sync, start, change float64 }{
 // defaultMode is the one that the promise about steady changes is for.
 const defaultMode = "nftables"
 
-// promisedAt is the number of Services that the promises about speed are for.
-const promisedAt = 10000
+// The promises about a sync and memory are for at least syncPromisedAt Services, those about changes for promisedAt.
+const syncPromisedAt, promisedAt = 1000, 10000
 
 // judge compares Portal's results with kube-proxy's of the same round.
 func (r *report) judge() {
@@ -118,20 +118,22 @@ func (r *report) compare(at string, own, peer *result) {
 	atLeast := func(what string, ratio, goal float64) {
 		r.add(at+what, ratio, fmt.Sprintf(">= %g", goal), ratio >= goal)
 	}
+	goal, ipvs := goals[own.Mode], own.Mode == "ipvs"
 	share := own.Memory / peer.Memory
-	if goal := goals[own.Mode]; own.Services >= promisedAt || own.Mode == "ipvs" {
+	if own.Services >= syncPromisedAt || ipvs {
 		atLeast("full sync, times as fast", peer.FullSync/own.FullSync, goal.sync)
 		atLeast("start to last Service, times as fast", peer.Start/own.Start, goal.start)
-		atLeast("endpoint changed, times as fast", peer.Change/own.Change, goal.change)
-		if own.Services >= promisedAt {
-			r.add(at+"memory, share", share, "<= 0.33", share <= 1.0/3)
-		}
+		r.add(at+"memory, share", share, "<= 0.33", share <= 1.0/3)
 	} else {
 		// Of few Services, most is what either process takes before the first of them.
 		r.note(at+"full sync, times as fast", peer.FullSync/own.FullSync)
 		r.note(at+"start to last Service, times as fast", peer.Start/own.Start)
-		r.note(at+"endpoint changed, times as fast", peer.Change/own.Change)
 		r.note(at+"memory, share", share)
+	}
+	if own.Services >= promisedAt || ipvs {
+		atLeast("endpoint changed, times as fast", peer.Change/own.Change, goal.change)
+	} else {
+		r.note(at+"endpoint changed, times as fast", peer.Change/own.Change)
 	}
 	share = own.overDirect() / peer.overDirect()
 	r.add(at+"first byte, share", share, "<= 1.05", share <= 1.05)
@@ -151,13 +153,12 @@ func (r *report) flat(at string, own *result) {
 	}
 	growth := own.Change / first.Change
 	what := fmt.Sprintf("%sendpoint changed, times that of %d Services", at, first.Services)
+	r.add(what, growth, "<= 2", growth <= 2)
 	if own.Kernel > 0 {
 		// Whoever changes a rule, the kernel goes through all that packets can reach.
-		r.note(what, growth)
-		growth = (own.Change - own.Kernel) / (first.Change - first.Kernel)
-		what = fmt.Sprintf("%swithout what the kernel takes for any one rule (%.2f ms)", at, own.Kernel)
+		r.note(fmt.Sprintf("%swithout what the kernel takes for any one rule (%.2f ms)", at, own.Kernel),
+			(own.Change-own.Kernel)/(first.Change-first.Kernel))
 	}
-	r.add(what, growth, "<= 2", growth <= 2)
 	if own.Mode == "nftables" {
 		growth = own.overDirect() / first.overDirect()
 		r.add(fmt.Sprintf("%sfirst byte, times that of %d Services", at, first.Services), growth, "<= 1.05", growth <= 1.05)

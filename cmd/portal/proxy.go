@@ -157,6 +157,7 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 	tuneMemory()
 	return o.serve(cmd.Context(), log, config, modes, api, func(ctx context.Context, p *proxy.Proxy) {
 		trimMemory(ctx, p.Synced)
+		// Again when the first seconds are over: they touch pages that nothing touches later.
 		if wait(ctx, 2*time.Second) {
 			trim()
 		}

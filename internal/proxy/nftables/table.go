@@ -303,7 +303,7 @@ func (t *table) touch(n uint64, id plan.PortID, owner int) *port {
 			was.before = slices.Clone(p.pools)
 		}
 		t.touchedPorts[n] = was
-		if t.undoable {
+		if t.undoable { // asked here, not in undoes: a full sync makes no function for each port
 			t.undo = append(t.undo, func() {
 				if was.before == nil {
 					delete(t.ports, n)
