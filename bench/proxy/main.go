@@ -29,6 +29,7 @@ type options struct {
 	modes     []string
 	services  []int
 	endpoints int
+	starts    int
 	changes   int
 	conns     int
 	churn     time.Duration
@@ -47,6 +48,7 @@ func main() {
 	services := flag.String("services", "10,1000,10000", "numbers of Services, one round for each; empty: only what is measured beside HAProxy")
 	who := flag.String("who", kube+","+portal, "who takes part")
 	flag.IntVar(&o.endpoints, "endpoints", 2, "endpoints of each Service")
+	flag.IntVar(&o.starts, "starts", 5, "how often each is started, up to 1,000 Services; the median counts")
 	flag.IntVar(&o.changes, "changes", 20, "endpoints changed, one after the other")
 	flag.IntVar(&o.conns, "connections", 3000, "new connections whose first byte is timed")
 	flag.DurationVar(&o.churn, "churn", 20*time.Second, "how long endpoints change at 20 a second, for Portal; 0 leaves it out")
@@ -82,8 +84,8 @@ func (o *options) read(modes, services, who string) error {
 		}
 		o.services = append(o.services, n)
 	}
-	if o.endpoints < 1 || o.changes < 1 || o.conns < 1 {
-		return errors.New("-endpoints, -changes and -connections must be at least 1")
+	if o.endpoints < 1 || o.starts < 1 || o.changes < 1 || o.conns < 1 {
+		return errors.New("-endpoints, -starts, -changes and -connections must be at least 1")
 	}
 	for _, path := range []string{o.portal, o.kubeProxy} {
 		if _, err := os.Stat(path); err != nil {
@@ -149,6 +151,10 @@ func reexec() (bool, error) {
 	return true, nil
 }
 
+// rest is how long the API server has, before each measurement, to finish what the objects just made or changed have set
+// off.
+const rest = 2 * time.Second
+
 // round measures everybody on one number of Services.
 func round(ctx context.Context, o options, net *network, n int, r *report) error {
 	dir, err := os.MkdirTemp("", "bench-proxy")
@@ -165,6 +171,7 @@ func round(ctx context.Context, o options, net *network, n int, r *report) error
 	for _, mode := range o.modes {
 		for _, who := range o.who {
 			say("%s, %s mode, %d Services", who, mode, n)
+			time.Sleep(rest)
 			out, err := measure(ctx, o, net, c, who, mode)
 			if err != nil {
 				return fmt.Errorf("%s, %s mode, %d Services: %w", who, mode, n, err)

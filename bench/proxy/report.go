@@ -44,7 +44,7 @@ func (r *result) String() string {
 	if r.Kernel > 0 {
 		kernel = fmt.Sprintf(" of which the kernel %.2f", r.Kernel)
 	}
-	return fmt.Sprintf("sync %.3f s (%d), start %.2f s, change %.2f ms (p99 %.2f)%s, first byte %.3f ms (any Service %.3f, direct %.3f), %.0f MB, churn p99 %.1f ms at %.0f %% CPU",
+	return fmt.Sprintf("sync %.3f s (%d), start %.3f s, change %.2f ms (p99 %.2f)%s, first byte %.3f ms (any Service %.3f, direct %.3f), %.0f MB, churn p99 %.1f ms at %.0f %% CPU",
 		r.FullSync, r.Syncs, r.Start, r.Change, r.ChangeP99, kernel, r.FirstByte, r.FirstByteAny, r.Direct, r.Memory, r.ChurnP99, 100*r.ChurnCPU)
 }
 

@@ -9,6 +9,7 @@ import (
 	kubectl "k8s.io/kubectl/pkg/cmd"
 
 	"portal/internal/apiserver"
+	_ "portal/internal/translations" // which spares all other commands kubectl's words
 )
 
 // newKubectlCommand is kubectl itself, pointed at the local server where the user does not say otherwise.

@@ -4,13 +4,29 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"math"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// startQuickly puts off the first collection of garbage until the heap is as large as a small cluster's lists make it: while
+// a process starts, there is hardly any garbage to find, and everything else waits for the processor too.
+func startQuickly() {
+	if os.Getenv("GOGC") != "" {
+		return
+	}
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(64 << 20)
+	runtime.SetFinalizer(&struct{ _ [16]byte }{}, func(any) {
+		debug.SetMemoryLimit(math.MaxInt64)
+		tuneMemory()
+	})
+}
 
 // trimMemory gives back, once the first lists are in, what only starting took: the garbage of the lists, and those pages
 // of this binary that only its initialisation touched. Portal is one binary for many tasks, and most of it is not this.

@@ -154,7 +154,7 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-	tuneMemory()
+	startQuickly()
 	return o.serve(cmd.Context(), log, config, modes, api, func(ctx context.Context, p *proxy.Proxy) {
 		trimMemory(ctx, p.Synced)
 		// Again when the first seconds are over: they touch pages that nothing touches later.

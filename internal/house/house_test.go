@@ -131,7 +131,8 @@ func TestNoHiddenStart(t *testing.T) {
 			continue
 		}
 		for _, decl := range f.syntax.Decls {
-			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" {
+			// translations is all about when it is initialised.
+			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" && f.dir != "internal/translations" {
 				t.Errorf("%s has an init function: nothing may happen by being imported", f.path)
 			}
 		}

@@ -7,8 +7,9 @@ import (
 
 // Delta is how a snapshot differs from the one that a mode acknowledged last.
 type Delta struct {
-	// Full: nothing is known about what the kernel has; the lists below are empty, all of the snapshot counts.
-	Full bool
+	// Full: nothing is known about what the kernel does; all of the snapshot counts. The lists below are empty, unless Ahead:
+	// then they are how the snapshot differs from what the mode has prepared.
+	Full, Ahead bool
 	// Facts: the node's facts have changed.
 	Facts bool
 	// Frontends are those that came, changed (both set) or went, in the order of their keys.
@@ -32,8 +33,8 @@ type FrontendChange struct {
 
 // Delta is how the snapshot differs from what was acknowledged. It costs as much as there is changed.
 func (s *Snapshot) Delta() *Delta {
-	d := &Delta{Full: s.full, Facts: s.facts, Serving: s.serving}
-	if s.full {
+	d := &Delta{Full: s.full, Ahead: s.ahead, Facts: s.facts, Serving: s.serving}
+	if !s.noting() {
 		return d
 	}
 	for k, old := range s.changed {
@@ -65,13 +66,24 @@ func (s *Snapshot) Acknowledge(refused ...FrontendKey) {
 			left[k] = old
 		}
 	}
-	s.changed, s.facts, s.serving, s.full = left, false, false, false
+	s.changed, s.facts, s.serving, s.full, s.ahead = left, false, false, false, false
 	clear(s.changedIPs)
 }
 
+// Prepared says that the mode has prepared all of the snapshot, though the kernel does nothing of it yet: the next delta is
+// full, and has what changes from here on.
+func (s *Snapshot) Prepared() {
+	s.ahead, s.facts, s.serving = true, false, false
+	clear(s.changed)
+	clear(s.changedIPs)
+}
+
+// noting says whether changes are remembered: somebody will ask for them.
+func (s *Snapshot) noting() bool { return !s.full || s.ahead }
+
 // Forget says that nothing is known any more about what the kernel has.
 func (s *Snapshot) Forget() {
-	s.full = true
+	s.full, s.ahead = true, false
 	clear(s.changed)
 	clear(s.changedIPs)
 }

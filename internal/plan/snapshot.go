@@ -31,6 +31,7 @@ type Snapshot struct {
 	facts      bool
 	serving    bool
 	full       bool
+	ahead      bool
 }
 
 // NewSnapshot returns a snapshot of no Services, of which nothing has been acknowledged.
@@ -207,7 +208,7 @@ func (s *Snapshot) hold(k FrontendKey, next *Frontend) {
 	if was == next {
 		return
 	}
-	if _, noted := s.changed[k]; !noted && !s.full {
+	if _, noted := s.changed[k]; !noted && s.noting() {
 		s.changed[k] = was
 	}
 	if next == nil {
@@ -224,7 +225,7 @@ func (s *Snapshot) countIP(a netip.Addr, by int) {
 	} else {
 		delete(s.ClusterIPs, a)
 	}
-	if _, noted := s.changedIPs[a]; !noted && !s.full {
+	if _, noted := s.changedIPs[a]; !noted && s.noting() {
 		s.changedIPs[a] = was > 0
 	}
 }

@@ -73,6 +73,7 @@ type Proxy struct {
 	notUntil time.Time
 	lastSync time.Time
 	failures int
+	unready  bool // nothing can be prepared, or not any more
 	cleanup  sync.WaitGroup
 
 	// mu lets people read what follows while the loop is not changing it.
@@ -147,8 +148,9 @@ func (p *Proxy) loop(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-feed.Wake():
-			p.take(feed.Take())
-			p.planAhead()
+			changes := feed.Take()
+			p.take(changes)
+			p.planAhead(ctx, changes)
 		case <-addrs:
 			p.newFacts = true
 			p.queue()
@@ -204,11 +206,35 @@ func (p *Proxy) queue() {
 
 func (p *Proxy) families() []intent.Family { return p.Config.Families }
 
-// planAhead plans what has come while the rest is still being listed: there is nothing else to do. Facts come first,
-// since all plans hang on them.
-func (p *Proxy) planAhead() {
-	if !p.Cluster.Complete() && p.Cluster.Listed(intent.Nodes) && p.Cluster.Listed(intent.ServiceCIDRs) {
-		p.replan()
+// planAhead plans what has come while the rest is still being listed, and lets the mode prepare it: there is nothing else
+// to do. Facts come first, since all plans hang on them; a Service of which only one half is known waits for the other.
+func (p *Proxy) planAhead(ctx context.Context, c *intent.Changes) {
+	if p.Cluster.Complete() || !p.Cluster.Listed(intent.Nodes) || !p.Cluster.Listed(intent.ServiceCIDRs) {
+		return
+	}
+	p.replan(func() {
+		for k := range c.Services {
+			if e := p.Cluster.Entry(k); e != nil && e.Service != nil && len(e.Slices) > 0 {
+				p.planOne(k)
+				delete(p.dirty, k)
+			}
+		}
+	})
+	early, can := p.back.(backend.Early)
+	if !can || p.unready {
+		return
+	}
+	err := early.Prepare(ctx, p.snap, p.snap.Delta())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		p.snap.Prepared()
+		return
+	}
+	p.snap.Forget()
+	p.unready = true
+	if ctx.Err() == nil && !errors.Is(err, backend.ErrServing) {
+		p.Log.Warn("nothing could be prepared; the kernel is told all at once when everything is known", "err", err)
 	}
 }
 
@@ -216,7 +242,7 @@ func (p *Proxy) planAhead() {
 func (p *Proxy) sync(ctx context.Context) {
 	start := time.Now()
 	p.lastSync = start
-	p.replan()
+	p.replan(p.planAll)
 	p.metrics.pending(-1, -1)
 	delta := p.snap.Delta()
 	var refused *backend.Refused
@@ -251,13 +277,17 @@ func (p *Proxy) failed(delta *plan.Delta, err error) {
 	p.due = p.notUntil
 }
 
-// replan brings the snapshot up to date with intent.
-func (p *Proxy) replan() {
+// replan brings the snapshot's facts up to date, and then its plans.
+func (p *Proxy) replan(plans func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.newFacts {
 		p.refreshFacts()
 	}
+	plans()
+}
+
+func (p *Proxy) planAll() {
 	for k := range p.dirty {
 		p.planOne(k)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"reflect"
 
+	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -12,9 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	"portal/internal/intent"
@@ -40,21 +40,20 @@ func (resource) key(obj runtime.Object) intent.Key {
 }
 
 // clients talk to the API groups that intent comes from, and know no other.
-type clients struct{ core, discovery, networking *rest.RESTClient }
+type clients struct {
+	core, discovery, networking *rest.RESTClient
+	asking                      singleflight.Group
+}
 
 func newClients(config *rest.Config) (*clients, error) {
-	scheme := runtime.NewScheme()
-	utilruntime.Must(corev1.AddToScheme(scheme))
-	utilruntime.Must(discoveryv1.AddToScheme(scheme))
-	utilruntime.Must(networkingv1.AddToScheme(scheme))
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	codecs := serializer.NewCodecFactory(scheme)
 	client := func(gv schema.GroupVersion, path string) (*rest.RESTClient, error) {
 		c := rest.CopyConfig(config)
 		c.GroupVersion, c.APIPath = &gv, path
-		c.NegotiatedSerializer = codecs.WithoutConversion()
+		c.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
 		c.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 		c.QPS = -1 // a handful of watches needs no throttle
+		// To compress a page costs both sides more time than to send it as it is.
+		c.DisableCompression = true
 		return rest.RESTClientFor(c)
 	}
 	core, err := client(corev1.SchemeGroupVersion, "/api")
@@ -66,12 +65,28 @@ func newClients(config *rest.Config) (*clients, error) {
 		return nil, err
 	}
 	networking, err := client(networkingv1.SchemeGroupVersion, "/apis")
-	return &clients{core, discovery, networking}, err
+	return &clients{core: core, discovery: discovery, networking: networking}, err
 }
 
 // identity tells one cluster from another: the UID of a namespace that every cluster has. Empty where there is none or
 // it may not be read.
 func (c *clients) identity(ctx context.Context) (string, error) {
+	// All sources ask at the same time.
+	id, err, _ := c.asking.Do("", func() (any, error) { return c.askIdentity(ctx) })
+	return id.(string), err
+}
+
+// beginIdentity asks for the identity beside other things. The channel gets an answer in any case.
+func (c *clients) beginIdentity(ctx context.Context) <-chan string {
+	out := make(chan string, 1)
+	go func() {
+		id, _ := c.identity(ctx)
+		out <- id
+	}()
+	return out
+}
+
+func (c *clients) askIdentity(ctx context.Context) (string, error) {
 	var ns corev1.Namespace
 	err := c.core.Get().Resource("namespaces").Name(metav1.NamespaceSystem).Do(ctx).Into(&ns)
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {

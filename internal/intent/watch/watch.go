@@ -99,7 +99,9 @@ type source struct {
 }
 
 const (
-	pageSize   = 500
+	// The first page is small, so that there is something to do soon; the others are few.
+	firstPage, furtherPages = 500, 2000
+
 	minBackoff = 50 * time.Millisecond
 	// maxBackoff bounds how stale records can be once the API is back.
 	maxBackoff = time.Second
@@ -201,9 +203,9 @@ func (s *source) resumable(ctx context.Context) bool {
 // listAll lists page by page, applying each as it comes, and removes in the end what was not listed: readers never see
 // an empty cluster in between.
 func (s *source) listAll(ctx context.Context) error {
-	identity, _ := s.clients.identity(ctx)
+	identity := s.clients.beginIdentity(ctx)
 	seen := map[intent.Key]struct{}{}
-	o := metav1.ListOptions{Limit: pageSize}
+	o := metav1.ListOptions{Limit: firstPage}
 	for {
 		list, err := s.list(ctx, o)
 		if apierrors.IsResourceExpired(err) && o.Continue != "" {
@@ -214,9 +216,9 @@ func (s *source) listAll(ctx context.Context) error {
 			return fmt.Errorf("list %s: %w", s.status.Source, err)
 		}
 		s.each(list, func(obj runtime.Object) { seen[s.apply(obj)] = struct{}{} })
-		o.Continue = list.GetContinue()
+		o.Continue, o.Limit = list.GetContinue(), furtherPages
 		if o.Continue == "" {
-			s.version, s.identity = list.GetResourceVersion(), identity
+			s.version, s.identity = list.GetResourceVersion(), <-identity
 			break
 		}
 	}

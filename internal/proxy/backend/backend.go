@@ -4,6 +4,7 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -25,6 +26,18 @@ type Backend interface {
 	// Close frees what the process holds. What the kernel was told stays, so that traffic goes on.
 	Close() error
 }
+
+// Early is a Backend that can put plans where no packet comes, before all of them are known, so that little is left to do
+// when they are.
+type Early interface {
+	Backend
+	// Prepare is Apply without any effect on packets: the delta, always full, says what has changed since it last returned
+	// nil. An error (ErrServing, say) means that nothing counts as prepared, and that Apply will be told everything.
+	Prepare(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error
+}
+
+// ErrServing says that what an earlier process left is at work and must not be touched before all is known.
+var ErrServing = errors.New("what an earlier process left is at work")
 
 // Prompt is a Backend whose Check costs so little that it can be made often: what somebody removed is back the sooner.
 type Prompt interface {

@@ -12,6 +12,7 @@ import (
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
+	"portal/internal/proxy/nf"
 )
 
 // tables is the mode at work: what it has told the kernel.
@@ -23,6 +24,8 @@ type tables struct {
 
 	byFamily map[intent.Family]*table
 	facts    *plan.Facts
+	// closed: packets don't come to byFamily yet.
+	closed bool
 	// absent are frontends that the kernel refused: they count as acknowledged, but aren't there.
 	absent map[plan.FrontendKey]bool
 
@@ -37,11 +40,31 @@ type lateSet struct {
 }
 
 func newTables(s *socket, mark uint32) *tables {
-	return &tables{socket: s, mark: mark, transact: s.transact}
+	return &tables{socket: s, mark: mark, transact: s.Transact}
 }
 
 // Close leaves all in the kernel.
-func (t *tables) Close() error { return t.socket.close() }
+func (t *tables) Close() error { return t.socket.Close() }
+
+// Prepare writes everything but the chains by which packets come in. Somebody's table where they do is left alone.
+func (t *tables) Prepare(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if t.byFamily == nil {
+		for _, family := range families {
+			left, err := t.socket.inventory(layoutOf(family, tableName))
+			if err != nil {
+				return err
+			}
+			if left != nil && left.open() {
+				return backend.ErrServing
+			}
+		}
+		return t.replace(next, true)
+	}
+	return t.follow(next, delta, true)
+}
 
 // Apply changes what the delta says; where that doesn't work out, somebody else has changed our tables, and they are
 // written anew.
@@ -50,12 +73,20 @@ func (t *tables) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Del
 		return err
 	}
 	t.seen.generation = 0
-	if delta.Full || t.byFamily == nil || delta.Facts && !sameRules(t.facts, next.Facts) {
-		return t.replace(next)
+	if delta.Full && !delta.Ahead || t.byFamily == nil {
+		return t.replace(next, false)
 	}
-	err := t.update(delta)
+	return t.follow(next, delta, false)
+}
+
+// follow goes on from what was written before. closed: packets are not to come in yet.
+func (t *tables) follow(next *plan.Snapshot, delta *plan.Delta, closed bool) error {
+	if delta.Facts && !sameRules(t.facts, next.Facts) {
+		return t.replace(next, closed)
+	}
+	err := t.update(delta, t.closed && !closed)
 	if errors.Is(err, errDrift) {
-		return t.replace(next)
+		return t.replace(next, closed)
 	}
 	return err
 }
@@ -80,7 +111,7 @@ func (l *blame) unit() int {
 
 // note reads a refusal, and says whether somebody can be blamed so that the rest can be tried without them.
 func (l *blame) note(b *batch, err error) bool {
-	var bad refusal
+	var bad nf.Refusal
 	if !errors.As(err, &bad) {
 		return false
 	}
@@ -116,16 +147,17 @@ const attempts = 4
 // A packet that is on its way through our rules at the moment of the commit goes on with the old rules, but finds what is
 // new in sets: each look-up asks for itself which generation it is. So that it finds the same there, sets and chains
 // that were there before stay, and only what is in them is exchanged; and a shape has the same number as before.
-func (t *tables) replace(next *plan.Snapshot) error {
+func (t *tables) replace(next *plan.Snapshot, closed bool) error {
 	l := &blame{frontends: map[plan.FrontendKey]error{}}
 	var err error
 	for n := range attempts {
 		var b *batch
 		var fresh map[intent.Family]*table
-		if fresh, b, err = t.build(next, l, n > 0); err != nil {
+		if fresh, b, err = t.build(next, l, n > 0, closed); err != nil {
 			return err
 		}
 		if err = t.commit(b); err == nil {
+			t.closed = closed
 			return t.adopt(next.Facts, fresh, l)
 		}
 		if n > 0 && !l.note(b, err) {
@@ -162,12 +194,12 @@ func (t *tables) adopt(f *plan.Facts, fresh map[intent.Family]*table, l *blame) 
 }
 
 // build puts a whole snapshot into a transaction. blaming: each Service's port gets messages of its own, so that the
-// kernel's refusal says whom it is about.
-func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.Family]*table, *batch, error) {
+// kernel's nf.Refusal says whom it is about. closed: no packet comes there.
+func (t *tables) build(next *plan.Snapshot, l *blame, blaming, closed bool) (map[intent.Family]*table, *batch, error) {
 	b := newBatch()
 	fresh := map[intent.Family]*table{}
 	for _, family := range families {
-		if err := t.rebase(b, fresh, next, family); err != nil {
+		if err := t.rebase(b, fresh, next, family, closed); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -216,7 +248,7 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming bool) (map[intent.
 }
 
 // rebase removes what an earlier transaction or process left in a family, and lays the foundation again.
-func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, next *plan.Snapshot, family intent.Family) error {
+func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, next *plan.Snapshot, family intent.Family, closed bool) error {
 	l := layoutOf(family, tableName)
 	left, err := t.socket.inventory(l)
 	if err != nil {
@@ -233,23 +265,31 @@ func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, next *plan.Sna
 		}
 		return nil
 	}
+	if left != nil && !left.open() {
+		// Something that was prepared and never used: nobody is inside.
+		b.delTable(cleared, l.family, l.table)
+		left = nil
+	}
 	one := newTable(newRuler(l, f, family, t.mark))
 	fresh[family] = one
-	one.late = l.fit(left, next.Sizes[family])
+	one.late = l.fit(left, next.Sizes[family], closed)
 	one.expect(next.Sizes[family].Frontends)
 	b.addTable(l.family, l.table)
 	if left != nil {
 		one.takeOver(b, left)
 	}
 	one.base(b, f)
+	if !closed {
+		one.open(b, f)
+	}
 	return nil
 }
 
 // errDrift says that the kernel hasn't what it was told.
 var errDrift = errors.New("somebody has changed our table")
 
-// update carries out a delta. What it does is proportional to what has changed.
-func (t *tables) update(delta *plan.Delta) error {
+// update carries out a delta. What it does is proportional to what has changed. opening: packets come from now on.
+func (t *tables) update(delta *plan.Delta, opening bool) error {
 	l := &blame{frontends: map[plan.FrontendKey]error{}}
 	for _, c := range delta.Frontends {
 		if c.New != nil {
@@ -263,8 +303,14 @@ func (t *tables) update(delta *plan.Delta) error {
 			one.begin()
 		}
 		b := t.amend(delta, l, n > 0)
+		if opening {
+			for _, one := range t.byFamily {
+				one.open(b, t.facts)
+			}
+		}
 		err := t.commit(b)
 		if err == nil {
+			t.closed = t.closed && !opening
 			t.acknowledge(delta, l)
 			return l.err()
 		}

@@ -19,6 +19,7 @@ import (
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
+	"portal/internal/proxy/nf"
 )
 
 // hostNamespace is where the tests were started: nothing may be written there.
@@ -253,13 +254,13 @@ type refuser struct {
 
 func (r *refuser) transact(msg []byte) error {
 	r.asked++
-	bad := refusal{}
-	for m := range messages(msg) {
+	bad := nf.Refusal{}
+	for m := range nf.Messages(msg) {
 		for a := range r.addrs {
 			b := netip.MustParseAddr(a).AsSlice()
-			for i := 0; i+4 <= len(m.body); i += 4 {
-				if string(m.body[i:i+4]) == string(b) {
-					bad[m.seq] = unix.ENOSPC
+			for i := 0; i+4 <= len(m.Body); i += 4 {
+				if string(m.Body[i:i+4]) == string(b) {
+					bad[m.Seq] = unix.ENOSPC
 				}
 			}
 		}
@@ -267,7 +268,7 @@ func (r *refuser) transact(msg []byte) error {
 	if len(bad) > 0 {
 		return bad
 	}
-	return r.be.socket.transact(msg)
+	return r.be.socket.Transact(msg)
 }
 
 // What the kernel refuses is named; everything else is applied, whether all at once or as a change.

@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"portal/internal/proxy/nf"
 )
 
 // phase is a part of a transaction. Whatever is found to be needed while one is put together, it reaches the kernel in
@@ -44,51 +46,11 @@ const elementsLimit = 60000
 
 func newBatch() *batch { return &batch{seq: 1} }
 
-func nfMessage(typ uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | typ }
-
-func appendHeader(b []byte, typ, flags uint16, seq uint32, family byte, resource uint16) []byte {
-	b = binary.NativeEndian.AppendUint32(b, 0)
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	b = binary.NativeEndian.AppendUint16(b, flags)
-	b = binary.NativeEndian.AppendUint32(b, seq)
-	b = binary.NativeEndian.AppendUint32(b, 0)
-	b = append(b, family, unix.NFNETLINK_V0)
-	return binary.BigEndian.AppendUint16(b, resource)
-}
-
-func appendAttr(b []byte, typ uint16, value []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(4+len(value)))
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	b = append(b, value...)
-	for len(b)%4 != 0 {
-		b = append(b, 0)
-	}
-	return b
-}
-
-func appendString(b []byte, typ uint16, s string) []byte {
-	return appendAttr(b, typ, append([]byte(s), 0))
-}
-
-func appendUint32(b []byte, typ uint16, v uint32) []byte {
-	return appendAttr(b, typ, binary.BigEndian.AppendUint32(nil, v))
-}
-
-// appendNested writes an attribute that contains what fill writes.
-func appendNested(b []byte, typ uint16, fill func([]byte) []byte) []byte {
-	at := len(b)
-	b = append(b, 0, 0, 0, 0)
-	b = fill(b)
-	binary.NativeEndian.PutUint16(b[at:], uint16(len(b)-at))
-	binary.NativeEndian.PutUint16(b[at+2:], typ|unix.NLA_F_NESTED)
-	return b
-}
-
 // message writes a message into a phase.
 func (b *batch) message(p phase, family byte, typ, flags uint16, fill func([]byte) []byte) {
 	last := b.room(p)
 	at := len(*last)
-	buf := appendHeader(*last, nfMessage(typ), unix.NLM_F_REQUEST|flags, b.next(), family, 0)
+	buf := nf.AppendHeader(*last, nf.Kind(typ), unix.NLM_F_REQUEST|flags, b.next(), family, 0)
 	buf = fill(buf)
 	binary.NativeEndian.PutUint32(buf[at:], uint32(len(buf)-at))
 	*last = buf
@@ -122,43 +84,43 @@ func (b *batch) forOwner(owner int) {
 
 func (b *batch) addTable(family byte, name string) {
 	b.message(cleared, family, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func(m []byte) []byte {
-		m = appendString(m, unix.NFTA_TABLE_NAME, name)
-		return appendUint32(m, unix.NFTA_TABLE_FLAGS, 0)
+		m = nf.AppendString(m, unix.NFTA_TABLE_NAME, name)
+		return nf.AppendUint32(m, unix.NFTA_TABLE_FLAGS, 0)
 	})
 }
 
 func (b *batch) delTable(p phase, family byte, name string) {
 	b.message(p, family, unix.NFT_MSG_DELTABLE, 0, func(m []byte) []byte {
-		return appendString(m, unix.NFTA_TABLE_NAME, name)
+		return nf.AppendString(m, unix.NFTA_TABLE_NAME, name)
 	})
 }
 
 // delRules removes all rules of a table.
 func (b *batch) delRules(family byte, table string) {
 	b.message(cleared, family, unix.NFT_MSG_DELRULE, 0, func(m []byte) []byte {
-		return appendString(m, unix.NFTA_RULE_TABLE, table)
+		return nf.AppendString(m, unix.NFTA_RULE_TABLE, table)
 	})
 }
 
 func (b *batch) delSet(family byte, table, name string) {
 	b.message(cleared, family, unix.NFT_MSG_DELSET, 0, func(m []byte) []byte {
-		m = appendString(m, unix.NFTA_SET_TABLE, table)
-		return appendString(m, unix.NFTA_SET_NAME, name)
+		m = nf.AppendString(m, unix.NFTA_SET_TABLE, table)
+		return nf.AppendString(m, unix.NFTA_SET_NAME, name)
 	})
 }
 
 // flush removes all elements of a set.
 func (b *batch) flush(s *set) {
 	b.message(cleared, s.family, unix.NFT_MSG_DELSETELEM, 0, func(m []byte) []byte {
-		m = appendString(m, unix.NFTA_SET_ELEM_LIST_TABLE, s.table)
-		return appendString(m, unix.NFTA_SET_ELEM_LIST_SET, s.name)
+		m = nf.AppendString(m, unix.NFTA_SET_ELEM_LIST_TABLE, s.table)
+		return nf.AppendString(m, unix.NFTA_SET_ELEM_LIST_SET, s.name)
 	})
 }
 
 func (b *batch) delChain(p phase, family byte, table, name string) {
 	b.message(p, family, unix.NFT_MSG_DELCHAIN, 0, func(m []byte) []byte {
-		m = appendString(m, unix.NFTA_CHAIN_TABLE, table)
-		return appendString(m, unix.NFTA_CHAIN_NAME, name)
+		m = nf.AppendString(m, unix.NFTA_CHAIN_TABLE, table)
+		return nf.AppendString(m, unix.NFTA_CHAIN_NAME, name)
 	})
 }
 
@@ -171,30 +133,30 @@ type hook struct {
 // addChain adds a chain; at is nil for one that isn't a base chain.
 func (b *batch) addChain(family byte, table, name string, at *hook) {
 	b.message(structure, family, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, func(m []byte) []byte {
-		m = appendString(m, unix.NFTA_CHAIN_TABLE, table)
-		m = appendString(m, unix.NFTA_CHAIN_NAME, name)
+		m = nf.AppendString(m, unix.NFTA_CHAIN_TABLE, table)
+		m = nf.AppendString(m, unix.NFTA_CHAIN_NAME, name)
 		if at == nil {
 			return m
 		}
-		m = appendNested(m, unix.NFTA_CHAIN_HOOK, func(m []byte) []byte {
-			m = appendUint32(m, unix.NFTA_HOOK_HOOKNUM, at.point)
-			return appendUint32(m, unix.NFTA_HOOK_PRIORITY, uint32(at.priority))
+		m = nf.AppendNested(m, unix.NFTA_CHAIN_HOOK, func(m []byte) []byte {
+			m = nf.AppendUint32(m, unix.NFTA_HOOK_HOOKNUM, at.point)
+			return nf.AppendUint32(m, unix.NFTA_HOOK_PRIORITY, uint32(at.priority))
 		})
-		return appendString(m, unix.NFTA_CHAIN_TYPE, "nat")
+		return nf.AppendString(m, unix.NFTA_CHAIN_TYPE, "nat")
 	})
 }
 
 func (b *batch) addRule(family byte, table, chain string, exprs []expr.Any) {
 	b.message(rules, family, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func(m []byte) []byte {
-		m = appendString(m, unix.NFTA_RULE_TABLE, table)
-		m = appendString(m, unix.NFTA_RULE_CHAIN, chain)
-		return appendNested(m, unix.NFTA_RULE_EXPRESSIONS, func(m []byte) []byte {
+		m = nf.AppendString(m, unix.NFTA_RULE_TABLE, table)
+		m = nf.AppendString(m, unix.NFTA_RULE_CHAIN, chain)
+		return nf.AppendNested(m, unix.NFTA_RULE_EXPRESSIONS, func(m []byte) []byte {
 			for _, e := range exprs {
 				data, err := expr.Marshal(family, e)
 				if err != nil {
 					b.err = err
 				}
-				m = appendAttr(m, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, data)
+				m = nf.AppendAttr(m, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, data)
 			}
 			return m
 		})
@@ -245,7 +207,7 @@ const elemKeyEnd = 10
 func appendValue(b []byte, typ uint16, value []byte) []byte {
 	b = binary.NativeEndian.AppendUint16(b, uint16(8+len(value)))
 	b = binary.NativeEndian.AppendUint16(b, typ|unix.NLA_F_NESTED)
-	return appendAttr(b, unix.NFTA_DATA_VALUE, value)
+	return nf.AppendAttr(b, unix.NFTA_DATA_VALUE, value)
 }
 
 func (b *batch) openElement(s *set, del bool, room int) *elements {
@@ -253,9 +215,9 @@ func (b *batch) openElement(s *set, del bool, room int) *elements {
 	if del {
 		typ, flags = unix.NFT_MSG_DELSETELEM, 0
 	}
-	m := appendHeader(make([]byte, 0, room), nfMessage(typ), unix.NLM_F_REQUEST|flags, b.next(), s.family, 0)
-	m = appendString(m, unix.NFTA_SET_ELEM_LIST_TABLE, s.table)
-	m = appendString(m, unix.NFTA_SET_ELEM_LIST_SET, s.name)
+	m := nf.AppendHeader(make([]byte, 0, room), nf.Kind(typ), unix.NLM_F_REQUEST|flags, b.next(), s.family, 0)
+	m = nf.AppendString(m, unix.NFTA_SET_ELEM_LIST_TABLE, s.table)
+	m = nf.AppendString(m, unix.NFTA_SET_ELEM_LIST_SET, s.name)
 	list := len(m)
 	return &elements{append(m, 0, 0, 0, 0), list, del}
 }
@@ -288,18 +250,18 @@ func (b *batch) closeElements() {
 // addVerdict puts a goto into a verdict map; an empty chain means: go on.
 func (b *batch) addVerdict(s *set, key []byte, chain string) {
 	b.message(rules, s.family, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, func(m []byte) []byte {
-		m = appendString(m, unix.NFTA_SET_ELEM_LIST_TABLE, s.table)
-		m = appendString(m, unix.NFTA_SET_ELEM_LIST_SET, s.name)
-		return appendNested(m, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(m []byte) []byte {
-			return appendNested(m, unix.NFTA_LIST_ELEM, func(m []byte) []byte {
+		m = nf.AppendString(m, unix.NFTA_SET_ELEM_LIST_TABLE, s.table)
+		m = nf.AppendString(m, unix.NFTA_SET_ELEM_LIST_SET, s.name)
+		return nf.AppendNested(m, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(m []byte) []byte {
+			return nf.AppendNested(m, unix.NFTA_LIST_ELEM, func(m []byte) []byte {
 				m = appendValue(m, unix.NFTA_SET_ELEM_KEY, key)
-				return appendNested(m, unix.NFTA_SET_ELEM_DATA, func(m []byte) []byte {
-					return appendNested(m, unix.NFTA_DATA_VERDICT, func(m []byte) []byte {
+				return nf.AppendNested(m, unix.NFTA_SET_ELEM_DATA, func(m []byte) []byte {
+					return nf.AppendNested(m, unix.NFTA_DATA_VERDICT, func(m []byte) []byte {
 						if chain == "" {
-							return appendUint32(m, unix.NFTA_VERDICT_CODE, verdictCode(unix.NFT_CONTINUE))
+							return nf.AppendUint32(m, unix.NFTA_VERDICT_CODE, verdictCode(unix.NFT_CONTINUE))
 						}
-						m = appendUint32(m, unix.NFTA_VERDICT_CODE, verdictCode(unix.NFT_GOTO))
-						return appendString(m, unix.NFTA_VERDICT_CHAIN, chain)
+						m = nf.AppendUint32(m, unix.NFTA_VERDICT_CODE, verdictCode(unix.NFT_GOTO))
+						return nf.AppendString(m, unix.NFTA_VERDICT_CHAIN, chain)
 					})
 				})
 			})
@@ -322,7 +284,7 @@ func (b *batch) bytes() ([]byte, error) {
 		}
 	}
 	out := make([]byte, 0, size)
-	out = b.bracket(out, unix.NFNL_MSG_BATCH_BEGIN)
+	out = nf.AppendBracket(out, unix.NFNL_MSG_BATCH_BEGIN)
 	first := len(out)
 	for _, p := range b.parts {
 		for _, m := range p {
@@ -334,12 +296,5 @@ func (b *batch) bytes() ([]byte, error) {
 	}
 	// One message asks for an acknowledgement: the sign that the transaction was read at all.
 	out[first+6] |= unix.NLM_F_ACK
-	return b.bracket(out, unix.NFNL_MSG_BATCH_END), nil
-}
-
-func (b *batch) bracket(out []byte, typ uint16) []byte {
-	at := len(out)
-	out = appendHeader(out, typ, unix.NLM_F_REQUEST, 1, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
-	binary.NativeEndian.PutUint32(out[at:], uint32(len(out)-at))
-	return out
+	return nf.AppendBracket(out, unix.NFNL_MSG_BATCH_END), nil
 }

@@ -63,7 +63,7 @@ func BenchmarkFirstSync(b *testing.B) {
 				be.transact = func(m []byte) error {
 					began := time.Now()
 					defer func() { kernel += time.Since(began) }()
-					return be.socket.transact(m)
+					return be.socket.Transact(m)
 				}
 				began := time.Now()
 				if err := be.Apply(context.Background(), s, &plan.Delta{Full: true}); err != nil {

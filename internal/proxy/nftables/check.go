@@ -11,6 +11,7 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // seen is what Check compares with.
@@ -72,8 +73,8 @@ func (t *tables) tidy() {
 
 func (s *socket) generation() (uint32, error) {
 	var id uint32
-	err := s.ask(unix.AF_UNSPEC, unix.NFT_MSG_GETGEN, false, nil, func(m []byte) {
-		for typ, v := range attributes(m) {
+	err := s.Ask(unix.AF_UNSPEC, unix.NFT_MSG_GETGEN, false, nil, func(m []byte) {
+		for typ, v := range nf.Attributes(m) {
 			if typ == unix.NFTA_GEN_ID && len(v) == 4 {
 				id = binary.BigEndian.Uint32(v)
 			}
@@ -88,8 +89,8 @@ const tableHandle = 4
 // table returns the handle of a table.
 func (s *socket) table(l *layout) (uint64, error) {
 	var handle uint64
-	err := s.ask(l.family, unix.NFT_MSG_GETTABLE, false, appendString(nil, unix.NFTA_TABLE_NAME, l.table), func(m []byte) {
-		for typ, v := range attributes(m) {
+	err := s.Ask(l.family, unix.NFT_MSG_GETTABLE, false, nf.AppendString(nil, unix.NFTA_TABLE_NAME, l.table), func(m []byte) {
+		for typ, v := range nf.Attributes(m) {
 			if typ == tableHandle && len(v) == 8 {
 				handle = binary.BigEndian.Uint64(v)
 			}
@@ -124,7 +125,7 @@ func (s *socket) inventory(l *layout) (*inventory, error) {
 		return nil, err
 	}
 	out := &inventory{sets: map[string]kind{}, chains: map[string]*hook{}}
-	err := s.ask(l.family, unix.NFT_MSG_GETSET, true, appendString(nil, unix.NFTA_SET_TABLE, l.table), func(m []byte) {
+	err := s.Ask(l.family, unix.NFT_MSG_GETSET, true, nf.AppendString(nil, unix.NFTA_SET_TABLE, l.table), func(m []byte) {
 		table, name, k := setOf(m)
 		if table == l.table {
 			out.sets[name] = k
@@ -133,7 +134,7 @@ func (s *socket) inventory(l *layout) (*inventory, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = s.ask(l.family, unix.NFT_MSG_GETCHAIN, true, appendString(nil, unix.NFTA_CHAIN_TABLE, l.table), func(m []byte) {
+	err = s.Ask(l.family, unix.NFT_MSG_GETCHAIN, true, nf.AppendString(nil, unix.NFTA_CHAIN_TABLE, l.table), func(m []byte) {
 		if table, name, at := chainOf(m); table == l.table {
 			out.chains[name] = at
 		}
@@ -141,16 +142,26 @@ func (s *socket) inventory(l *layout) (*inventory, error) {
 	return out, err
 }
 
+// open says whether packets come in.
+func (i *inventory) open() bool {
+	for _, at := range i.chains {
+		if at != nil {
+			return true
+		}
+	}
+	return false
+}
+
 func chainOf(m []byte) (table, name string, at *hook) {
-	for typ, v := range attributes(m) {
+	for typ, v := range nf.Attributes(m) {
 		switch typ {
 		case unix.NFTA_CHAIN_TABLE:
-			table = text(v)
+			table = nf.Text(v)
 		case unix.NFTA_CHAIN_NAME:
-			name = text(v)
+			name = nf.Text(v)
 		case unix.NFTA_CHAIN_HOOK:
 			at = &hook{}
-			for typ, v := range attributes(v) {
+			for typ, v := range nf.Attributes(v) {
 				switch typ {
 				case unix.NFTA_HOOK_HOOKNUM:
 					at.point = binary.BigEndian.Uint32(v)
@@ -164,12 +175,12 @@ func chainOf(m []byte) (table, name string, at *hook) {
 }
 
 func setOf(m []byte) (table, name string, k kind) {
-	for typ, v := range attributes(m) {
+	for typ, v := range nf.Attributes(m) {
 		switch typ {
 		case unix.NFTA_SET_TABLE:
-			table = text(v)
+			table = nf.Text(v)
 		case unix.NFTA_SET_NAME:
-			name = text(v)
+			name = nf.Text(v)
 		case unix.NFTA_SET_FLAGS:
 			k.flags = binary.BigEndian.Uint32(v)
 		case unix.NFTA_SET_KEY_LEN:
@@ -177,7 +188,7 @@ func setOf(m []byte) (table, name string, k kind) {
 		case unix.NFTA_SET_DATA_LEN:
 			k.data = binary.BigEndian.Uint32(v)
 		case unix.NFTA_SET_DESC:
-			for typ, v := range attributes(v) {
+			for typ, v := range nf.Attributes(v) {
 				if typ == unix.NFTA_SET_DESC_SIZE {
 					k.size = binary.BigEndian.Uint32(v)
 				}
@@ -185,13 +196,6 @@ func setOf(m []byte) (table, name string, k kind) {
 		}
 	}
 	return table, name, k
-}
-
-func text(v []byte) string {
-	for len(v) > 0 && v[len(v)-1] == 0 {
-		v = v[:len(v)-1]
-	}
-	return string(v)
 }
 
 // inspect looks at a table: that it is the one we made, its chains have their rules, its maps their canaries.
@@ -231,9 +235,9 @@ func (s *socket) inspect(t *table, handle uint64, f *plan.Facts) error {
 }
 
 func (s *socket) chainUse(l *layout, chain string) (use uint32, err error) {
-	body := appendString(appendString(nil, unix.NFTA_CHAIN_TABLE, l.table), unix.NFTA_CHAIN_NAME, chain)
-	err = s.ask(l.family, unix.NFT_MSG_GETCHAIN, false, body, func(m []byte) {
-		for typ, v := range attributes(m) {
+	body := nf.AppendString(nf.AppendString(nil, unix.NFTA_CHAIN_TABLE, l.table), unix.NFTA_CHAIN_NAME, chain)
+	err = s.Ask(l.family, unix.NFT_MSG_GETCHAIN, false, body, func(m []byte) {
+		for typ, v := range nf.Attributes(m) {
 			if typ == unix.NFTA_CHAIN_USE && len(v) == 4 {
 				use = binary.BigEndian.Uint32(v)
 			}
@@ -244,7 +248,7 @@ func (s *socket) chainUse(l *layout, chain string) (use uint32, err error) {
 
 // find says whether an element is there.
 func (s *socket) find(in *set, key []byte) error {
-	body := appendString(appendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, in.table), unix.NFTA_SET_ELEM_LIST_SET, in.name)
-	body = appendNested(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(m []byte) []byte { return appendElement(m, key, nil, nil) })
-	return s.ask(in.family, unix.NFT_MSG_GETSETELEM, false, body, func([]byte) {})
+	body := nf.AppendString(nf.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, in.table), unix.NFTA_SET_ELEM_LIST_SET, in.name)
+	body = nf.AppendNested(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(m []byte) []byte { return appendElement(m, key, nil, nil) })
+	return s.Ask(in.family, unix.NFT_MSG_GETSETELEM, false, body, func([]byte) {})
 }

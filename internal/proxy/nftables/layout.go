@@ -8,6 +8,7 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // set is a set or map in a table.
@@ -39,7 +40,7 @@ var (
 
 func length(fields []field) (n uint32) {
 	for _, f := range fields {
-		n += uint32(align(int(f.size)))
+		n += uint32(nf.Align(int(f.size)))
 	}
 	return n
 }
@@ -120,12 +121,16 @@ func (l *layout) always() []*set {
 // fit decides how large the sets that grow with the Services are made. The kernel fills one whose size it knows in less
 // than half the time that it takes where it doesn't; but such a set can't grow. One that has become too small is replaced
 // under its other name, and is returned: whoever is inside the old rules still looks there, so it goes a little later.
-func (l *layout) fit(left *inventory, n *plan.Size) (late []string) {
+// more: most elements are yet to come.
+func (l *layout) fit(left *inventory, n *plan.Size, more bool) (late []string) {
 	for _, x := range []struct {
 		*set
 		count int
 	}{{l.services, n.Frontends}, {l.backends, n.Endpoints}, {l.clusterIPs, n.ClusterIPs}} {
 		x.size = roomFor(x.count)
+		if more {
+			x.size = roomFor(max(4096, 4*x.count))
+		}
 		if left == nil {
 			continue
 		}
@@ -168,38 +173,38 @@ const setKeyByteOrder = 0
 
 func (b *batch) addSet(s *set) {
 	b.message(structure, s.family, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, func(m []byte) []byte {
-		m = appendString(m, unix.NFTA_SET_TABLE, s.table)
-		m = appendString(m, unix.NFTA_SET_NAME, s.name)
-		m = appendUint32(m, unix.NFTA_SET_FLAGS, s.flags)
-		m = appendUint32(m, unix.NFTA_SET_KEY_TYPE, magic(s.key))
-		m = appendUint32(m, unix.NFTA_SET_KEY_LEN, s.keyLen)
-		m = appendUint32(m, unix.NFTA_SET_ID, s.id)
+		m = nf.AppendString(m, unix.NFTA_SET_TABLE, s.table)
+		m = nf.AppendString(m, unix.NFTA_SET_NAME, s.name)
+		m = nf.AppendUint32(m, unix.NFTA_SET_FLAGS, s.flags)
+		m = nf.AppendUint32(m, unix.NFTA_SET_KEY_TYPE, magic(s.key))
+		m = nf.AppendUint32(m, unix.NFTA_SET_KEY_LEN, s.keyLen)
+		m = nf.AppendUint32(m, unix.NFTA_SET_ID, s.id)
 		switch {
 		case s.verdicts:
-			m = appendUint32(m, unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
+			m = nf.AppendUint32(m, unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
 		case s.data != nil:
-			m = appendUint32(m, unix.NFTA_SET_DATA_TYPE, magic(s.data))
-			m = appendUint32(m, unix.NFTA_SET_DATA_LEN, s.dataLen)
+			m = nf.AppendUint32(m, unix.NFTA_SET_DATA_TYPE, magic(s.data))
+			m = nf.AppendUint32(m, unix.NFTA_SET_DATA_LEN, s.dataLen)
 		}
 		if len(s.key) == 1 && s.key[0] == numberField {
 			// For the nft tool: numbers are the host's.
-			m = appendAttr(m, unix.NFTA_SET_USERDATA, append([]byte{setKeyByteOrder, 4}, number(nil, 1)...))
+			m = nf.AppendAttr(m, unix.NFTA_SET_USERDATA, append([]byte{setKeyByteOrder, 4}, number(nil, 1)...))
 		}
-		return appendNested(m, unix.NFTA_SET_DESC, s.describe)
+		return nf.AppendNested(m, unix.NFTA_SET_DESC, s.describe)
 	})
 }
 
 func (s *set) describe(m []byte) []byte {
 	if s.size != 0 {
-		m = appendUint32(m, unix.NFTA_SET_DESC_SIZE, s.size)
+		m = nf.AppendUint32(m, unix.NFTA_SET_DESC_SIZE, s.size)
 	}
 	if s.flags&setConcat == 0 {
 		return m
 	}
 	const descConcat, fieldLen = 2, 1
-	return appendNested(m, descConcat, func(m []byte) []byte {
+	return nf.AppendNested(m, descConcat, func(m []byte) []byte {
 		for _, f := range s.key {
-			m = appendNested(m, unix.NFTA_LIST_ELEM, func(m []byte) []byte { return appendUint32(m, fieldLen, f.size) })
+			m = nf.AppendNested(m, unix.NFTA_LIST_ELEM, func(m []byte) []byte { return nf.AppendUint32(m, fieldLen, f.size) })
 		}
 		return m
 	})

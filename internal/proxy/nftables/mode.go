@@ -59,7 +59,7 @@ func (m *mode) Cleanup(context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer s.Close()
 	b := newBatch()
 	for _, f := range families {
 		l := layoutOf(f, tableName)
@@ -76,7 +76,7 @@ func (m *mode) Cleanup(context.Context) error {
 	if msg == nil || err != nil {
 		return err
 	}
-	if err := s.transact(msg); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := s.Transact(msg); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("removing the table %s: %w", tableName, err)
 	}
 	return nil
@@ -90,9 +90,14 @@ func (m *mode) Probe(_ context.Context, wanted []intent.Family) error {
 	if err != nil {
 		return errors.New("this kernel has no nf_tables netlink: load the module nf_tables, or choose --proxy-mode=iptables")
 	}
-	defer s.close()
+	// The kernel lets whoever closes the socket wait until all is gone.
+	defer func() { go s.Close() }()
+	// All at once: after a table has gone, the kernel lets the next transaction wait for a while.
+	if s.probe(m.Mark, wanted...) == nil {
+		return nil
+	}
 	for _, f := range wanted {
-		err := s.probe(f, m.Mark)
+		err := s.probe(m.Mark, f)
 		switch {
 		case err == nil:
 		case errors.Is(err, unix.EPERM):
@@ -106,22 +111,30 @@ func (m *mode) Probe(_ context.Context, wanted []intent.Family) error {
 	return nil
 }
 
-func (s *socket) probe(f intent.Family, mark uint32) error {
+func (s *socket) probe(mark uint32, families ...intent.Family) error {
+	b := newBatch()
+	for _, f := range families {
+		b.everything(f, mark)
+	}
+	msg, err := b.bytes()
+	if err != nil {
+		return err
+	}
+	return s.Transact(msg)
+}
+
+// everything is all that the mode may ever say of a family.
+func (b *batch) everything(f intent.Family, mark uint32) {
 	l := layoutOf(f, fmt.Sprintf("%s-probe-%d", tableName, unix.Getpid()))
 	facts := &plan.Facts{NodePorts: plan.NodePorts{All: true}}
 	t := newTable(newRuler(l, facts, f, mark))
-	b := newBatch()
 	b.addTable(l.family, l.table)
 	t.base(b, facts)
+	t.open(b, facts)
 	everything := shape{sticky: 1000, ranged: true}
 	everything.routes[plan.FromNode] = leg{of: 1, masquerade: true}
 	everything.routes[plan.FromOutside] = leg{verdict: plan.Reject}
 	everything.routes[plan.FromPod] = leg{verdict: plan.Drop}
 	t.addShape(b, everything, 1)
 	b.delTable(rules, l.family, l.table)
-	msg, err := b.bytes()
-	if err != nil {
-		return err
-	}
-	return s.transact(msg)
 }

@@ -194,13 +194,9 @@ func (t *table) abandon(b *batch) {
 	}
 }
 
-// base are the rules and sets that are there whatever the Services.
+// base are the rules and sets that are there whatever the Services, but for those by which packets come in.
 func (t *table) base(b *batch, f *plan.Facts) {
-	for _, c := range baseChains {
-		if !t.keptChain(c.name, c.at) {
-			b.addChain(t.family, t.table(), c.name, c.at)
-		}
-	}
+	t.addBase(b, f, func(at *hook) bool { return at == nil })
 	for _, s := range t.always() {
 		t.addSet(b, s)
 	}
@@ -208,12 +204,29 @@ func (t *table) base(b *batch, f *plan.Facts) {
 	for _, key := range nibbles() {
 		b.add(t.same, key, nil)
 	}
-	for _, rule := range t.baseRules(f) {
-		b.addRule(t.family, t.table(), rule.chain, rule.exprs)
-	}
 	for _, a := range f.NodePorts.Addrs {
 		if t.has(a) && !a.IsLoopback() {
 			b.add(t.nodeIPs, t.addr(nil, a), nil)
+		}
+	}
+}
+
+// open lets packets in.
+func (t *table) open(b *batch, f *plan.Facts) {
+	t.addBase(b, f, func(at *hook) bool { return at != nil })
+}
+
+// addBase writes some of the chains that are there whatever the Services.
+func (t *table) addBase(b *batch, f *plan.Facts, which func(*hook) bool) {
+	wanted := map[string]bool{}
+	for _, c := range baseChains {
+		if wanted[c.name] = which(c.at); wanted[c.name] && !t.keptChain(c.name, c.at) {
+			b.addChain(t.family, t.table(), c.name, c.at)
+		}
+	}
+	for _, rule := range t.baseRules(f) {
+		if wanted[rule.chain] {
+			b.addRule(t.family, t.table(), rule.chain, rule.exprs)
 		}
 	}
 }

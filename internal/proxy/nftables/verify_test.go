@@ -15,23 +15,24 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // dump lists a set's elements: data by key.
 func dump(t testing.TB, s *socket, in *set) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	body := appendString(appendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, in.table), unix.NFTA_SET_ELEM_LIST_SET, in.name)
-	err := s.ask(in.family, unix.NFT_MSG_GETSETELEM, true, body, func(m []byte) {
-		for typ, list := range attributes(m) {
+	body := nf.AppendString(nf.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, in.table), unix.NFTA_SET_ELEM_LIST_SET, in.name)
+	err := s.Ask(in.family, unix.NFT_MSG_GETSETELEM, true, body, func(m []byte) {
+		for typ, list := range nf.Attributes(m) {
 			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 				continue
 			}
-			for _, elem := range attributes(list) {
+			for _, elem := range nf.Attributes(list) {
 				var key, end, data string
-				for typ, v := range attributes(elem) {
+				for typ, v := range nf.Attributes(elem) {
 					value := ""
-					for _, x := range attributes(v) {
+					for _, x := range nf.Attributes(v) {
 						value = string(x)
 						break
 					}
@@ -165,7 +166,7 @@ func TestKernelFollowsSnapshot(t *testing.T) {
 		s := plan.NewSnapshot(facts)
 		fail := &refuser{be: be, addrs: map[string]bool{}}
 		be.transact = fail.transact
-		defer func() { be.transact = be.socket.transact }()
+		defer func() { be.transact = be.socket.Transact }()
 		for range rapid.IntRange(1, 12).Draw(rt, "steps") {
 			for range rapid.IntRange(1, 4).Draw(rt, "changes") {
 				i := rapid.IntRange(0, 4).Draw(rt, "service")
@@ -180,9 +181,9 @@ func TestKernelFollowsSnapshot(t *testing.T) {
 				s.Forget()
 			case 1:
 				// The transaction is refused as a whole, once; the loop tries again.
-				be.transact = func([]byte) error { return refusal{1: unix.ENOMEM} }
+				be.transact = func([]byte) error { return nf.Refusal{1: unix.ENOMEM} }
 				if apply(be, s) == nil && !s.Delta().Empty() {
-					rt.Fatal("a refusal went unnoticed")
+					rt.Fatal("a nf.Refusal went unnoticed")
 				}
 				be.transact = fail.transact
 			}
