@@ -62,8 +62,9 @@ func (s *Snapshot) Delta() *Delta {
 func (s *Snapshot) Acknowledge(refused ...FrontendKey) {
 	left := map[FrontendKey]*Frontend{}
 	for _, k := range refused {
-		if old, ok := s.changed[k]; ok || s.full {
-			left[k] = old
+		left[k] = nil
+		if old := s.changed[k]; !s.Frontends[k].Equal(old) {
+			left[k] = old // it was told of a change, and refused that
 		}
 	}
 	s.changed, s.facts, s.serving, s.full, s.ahead = left, false, false, false, false
@@ -76,6 +77,15 @@ func (s *Snapshot) Prepared() {
 	s.ahead, s.facts, s.serving = true, false, false
 	clear(s.changed)
 	clear(s.changedIPs)
+}
+
+// Changed is how many frontends have changed since they were acknowledged or prepared, or more: those that have changed back
+// count too.
+func (s *Snapshot) Changed() int {
+	if !s.noting() {
+		return len(s.Frontends)
+	}
+	return len(s.changed)
 }
 
 // noting says whether changes are remembered: somebody will ask for them.

@@ -20,6 +20,12 @@ func entry(name, clusterIP string, endpoints ...string) *intent.Entry {
 	return &intent.Entry{Service: s, Slices: []*intent.Slice{slice(endpoints...)}}
 }
 
+// only leaves a Service nothing but its cluster IP.
+func only(e *intent.Entry) *intent.Entry {
+	e.Service.ExternalIPs, e.Service.Ingress = nil, nil
+	return e
+}
+
 func set(s *plan.Snapshot, e *intent.Entry) { s.Set(e.Service.Key, plan.For(e, s.Facts)) }
 
 func changes(d *plan.Delta) string {
@@ -27,8 +33,14 @@ func changes(d *plan.Delta) string {
 	if d.Full {
 		out = append(out, "full")
 	}
+	if d.Ahead {
+		out = append(out, "ahead")
+	}
 	if d.Facts {
 		out = append(out, "facts")
+	}
+	if d.Serving {
+		out = append(out, "serving")
 	}
 	for _, c := range d.Frontends {
 		sign := "~"
@@ -57,7 +69,6 @@ func TestDeltaStory(t *testing.T) {
 			t.Fatalf("delta %q, want %q", got, want)
 		}
 	}
-	only := func(e *intent.Entry) *intent.Entry { e.Service.ExternalIPs, e.Service.Ingress = nil, nil; return e }
 	set(s, only(entry("a", "10.96.0.1", "10.244.1.1")))
 	expect("full")
 	s.Acknowledge()
@@ -87,6 +98,102 @@ func TestDeltaStory(t *testing.T) {
 	s.Acknowledge()
 	s.SetFacts(f)
 	expect("")
+}
+
+// TestAheadStory follows a snapshot that is prepared before it is acknowledged: its deltas are full, and list what has
+// changed since.
+func TestAheadStory(t *testing.T) {
+	s := plan.NewSnapshot(here())
+	expect := func(want string) {
+		t.Helper()
+		if got := changes(s.Delta()); got != want {
+			t.Fatalf("delta %q, want %q", got, want)
+		}
+	}
+	changed := func(want int) {
+		t.Helper()
+		if got := s.Changed(); got != want {
+			t.Fatalf("%d have changed, want %d", got, want)
+		}
+	}
+	changed(0)
+	a, b := intent.Key{Namespace: "ns", Name: "a"}, intent.Key{Namespace: "ns", Name: "b"}
+	set(s, only(entry("a", "10.96.0.1", "10.244.1.1")))
+	set(s, only(entry("c", "10.96.0.3", "10.244.1.3")))
+	expect("full")
+	changed(2)
+	s.Prepared()
+	expect("full ahead")
+	changed(0)
+	set(s, only(entry("b", "10.96.0.2", "10.244.1.1")))
+	set(s, only(entry("a", "10.96.0.1", "10.244.1.2")))
+	s.Delete(intent.Key{Namespace: "ns", Name: "c"})
+	expect("full ahead ~10.96.0.1:80/tcp +10.96.0.2:80/tcp -10.96.0.3:80/tcp +10.96.0.2 -10.96.0.3")
+	// There and back again.
+	set(s, only(entry("a", "10.96.0.1", "10.244.1.1")))
+	set(s, only(entry("c", "10.96.0.3", "10.244.1.3")))
+	s.Delete(b)
+	expect("full ahead")
+	changed(3)
+	f := here()
+	f.MasqueradeAll = true
+	s.SetFacts(f)
+	set(s, only(entry("b", "10.96.0.2", "10.244.1.1")))
+	expect("full ahead facts +10.96.0.2:80/tcp +10.96.0.2")
+	s.Prepared()
+	expect("full ahead")
+	changed(0)
+	s.Delete(b)
+	expect("full ahead -10.96.0.2:80/tcp -10.96.0.2")
+	dns := only(entry("a", "10.96.0.1", "10.244.1.1"))
+	dns.Service.Ports[0].Protocol, dns.Slices[0].Ports[0].Protocol = intent.UDP, intent.UDP
+	set(s, dns)
+	expect("full ahead serving -10.96.0.1:80/tcp +10.96.0.1:80/udp -10.96.0.2:80/tcp -10.96.0.2")
+	s.Prepared()
+	expect("full ahead")
+
+	// What was prepared counts no more, and is to be told again.
+	set(s, only(entry("b", "10.96.0.2", "10.244.1.1")))
+	s.Forget()
+	expect("full")
+	set(s, only(entry("b", "10.96.0.2", "10.244.1.2")))
+	expect("full")
+	s.Prepared()
+	s.Delete(a)
+	expect("full ahead -10.96.0.1:80/udp -10.96.0.1")
+	s.Acknowledge()
+	expect("")
+	changed(0)
+	s.Delete(b)
+	expect("-10.96.0.2:80/tcp -10.96.0.2")
+}
+
+// TestRefusedAhead: what is refused when the rest is told stays what was prepared, or not there where nothing was.
+func TestRefusedAhead(t *testing.T) {
+	s := plan.NewSnapshot(here())
+	at := func(ip string) plan.FrontendKey {
+		return plan.FrontendKey{Addr: addr(ip), Family: intent.IPv4, Protocol: intent.TCP, Port: 80}
+	}
+	for i := range 3 {
+		set(s, only(entry(fmt.Sprint("s", i), fmt.Sprintf("10.96.0.%d", i), "10.244.1.1")))
+	}
+	s.Prepared()
+	prepared := s.Frontends[at("10.96.0.1")]
+	for i := 1; i < 4; i++ {
+		set(s, only(entry(fmt.Sprint("s", i), fmt.Sprintf("10.96.0.%d", i), "10.244.1.2")))
+	}
+	// The first has not changed: it can be refused where the mode has written everything again.
+	s.Acknowledge(at("10.96.0.0"), at("10.96.0.1"), at("10.96.0.3"))
+	if got, want := changes(s.Delta()), "+10.96.0.0:80/tcp ~10.96.0.1:80/tcp +10.96.0.3:80/tcp"; got != want {
+		t.Fatalf("delta %q, want %q", got, want)
+	}
+	if got := s.Delta().Frontends[1].Old; got != prepared {
+		t.Errorf("before, there was %v, not what was prepared: %v", got, prepared)
+	}
+	s.Acknowledge()
+	if d := s.Delta(); !d.Empty() {
+		t.Errorf("all acknowledged, yet %s", changes(d))
+	}
 }
 
 // TestRivals: of several Services that want one address, one has it, and when it leaves the next does.
@@ -249,8 +356,8 @@ func holds(t *rapid.T, s *intent.Service, f *plan.Frontend, o plan.Origin, r pla
 	}
 }
 
-// TestDeltasAddUp: whatever is changed, acknowledged, refused or forgotten, a copy to which the deltas are applied holds
-// what a snapshot made afresh holds.
+// TestDeltasAddUp: whatever is changed, prepared, acknowledged, refused or forgotten, a copy to which the deltas are applied
+// holds what a snapshot made afresh holds.
 func TestDeltasAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		entries := map[string]*intent.Entry{}
@@ -259,7 +366,7 @@ func TestDeltasAddUp(t *testing.T) {
 		for range rapid.IntRange(1, 12).Draw(t, "steps") {
 			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
 			key := intent.Key{Namespace: "ns", Name: name}
-			switch rapid.IntRange(0, 5).Draw(t, "what") {
+			switch rapid.IntRange(0, 6).Draw(t, "what") {
 			case 0:
 				delete(entries, name)
 				s.Delete(key)
@@ -269,6 +376,12 @@ func TestDeltasAddUp(t *testing.T) {
 				kernel.apply(s, s.Delta())
 				s.Acknowledge()
 				kernel.compare(t, fresh(entries))
+			case 3:
+				if d := s.Delta(); d.Full {
+					kernel.apply(s, d)
+					s.Prepared()
+					kernel.compare(t, fresh(entries))
+				}
 			default:
 				entries[name] = drawEntry(t, name)
 				s.Set(key, plan.For(entries[name], s.Facts))
@@ -315,7 +428,7 @@ func newMirror() *mirror {
 }
 
 func (m *mirror) apply(s *plan.Snapshot, d *plan.Delta) {
-	if d.Full {
+	if d.Full && !d.Ahead {
 		*m = *newMirror()
 		for k, f := range s.Frontends {
 			m.frontends[k] = f

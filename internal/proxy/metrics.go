@@ -176,14 +176,14 @@ func shares(d *plan.Delta, s *plan.Snapshot, families []intent.Family) map[inten
 	count, total := map[intent.Family]int{}, 0
 	add := func(f intent.Family) { count[f]++; total++ }
 	switch {
-	case d.Full:
+	case d.Full && !d.Ahead:
 		for k := range s.Frontends {
 			add(k.Family)
 		}
 		for _, f := range families {
 			add(f)
 		}
-	case d.Facts:
+	case d.Facts, d.Full:
 		for _, f := range families {
 			add(f)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -212,8 +213,12 @@ func (p *Proxy) planAhead(ctx context.Context, c *intent.Changes) {
 	if p.Cluster.Complete() || !p.Cluster.Listed(intent.Nodes) || !p.Cluster.Listed(intent.ServiceCIDRs) {
 		return
 	}
+	come := c.Services
+	if p.snap == nil {
+		come = maps.Clone(p.dirty) // there were no facts to plan with
+	}
 	p.replan(func() {
-		for k := range c.Services {
+		for k := range come {
 			if e := p.Cluster.Entry(k); e != nil && e.Service != nil && len(e.Slices) > 0 {
 				p.planOne(k)
 				delete(p.dirty, k)
@@ -224,16 +229,19 @@ func (p *Proxy) planAhead(ctx context.Context, c *intent.Changes) {
 	if !can || p.unready {
 		return
 	}
-	err := early.Prepare(ctx, p.snap, p.snap.Delta())
+	err := early.Prepare(ctx, p.snap)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err == nil {
+	switch {
+	case err == nil:
 		p.snap.Prepared()
+		return
+	case errors.Is(err, backend.ErrLater):
 		return
 	}
 	p.snap.Forget()
 	p.unready = true
-	if ctx.Err() == nil && !errors.Is(err, backend.ErrServing) {
+	if ctx.Err() == nil && !errors.Is(err, backend.ErrServing) && !errors.Is(err, errors.ErrUnsupported) {
 		p.Log.Warn("nothing could be prepared; the kernel is told all at once when everything is known", "err", err)
 	}
 }

@@ -99,8 +99,9 @@ type source struct {
 }
 
 const (
-	// The first page is small, so that there is something to do soon; the others are few.
-	firstPage, furtherPages = 500, 2000
+	// The first page is small, so that there is something to do soon. The others grow with what there is already, so that they
+	// are few, and the last one is a small part of all.
+	firstPage, pageShare = 250, 4
 
 	minBackoff = 50 * time.Millisecond
 	// maxBackoff bounds how stale records can be once the API is back.
@@ -216,7 +217,7 @@ func (s *source) listAll(ctx context.Context) error {
 			return fmt.Errorf("list %s: %w", s.status.Source, err)
 		}
 		s.each(list, func(obj runtime.Object) { seen[s.apply(obj)] = struct{}{} })
-		o.Continue, o.Limit = list.GetContinue(), furtherPages
+		o.Continue, o.Limit = list.GetContinue(), max(firstPage, int64(len(seen)/pageShare))
 		if o.Continue == "" {
 			s.version, s.identity = list.GetResourceVersion(), <-identity
 			break

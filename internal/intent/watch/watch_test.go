@@ -56,12 +56,12 @@ func eventually(t *testing.T, within time.Duration, what string, ok func() bool)
 
 func TestListsInPagesThenFollows(t *testing.T) {
 	api := watchtest.New(100, "u1")
-	for i := range firstPage + furtherPages + 7 {
+	for i := range 7*firstPage + 7 {
 		api.Put(service(fmt.Sprintf("s%04d", i), "10.96.0.1"))
 	}
 	cluster, _ := watched(t, api, intent.Services, intent.Namespaces)
 	eventually(t, 5*time.Second, "complete", cluster.Complete)
-	if n := len(cluster.Keys(intent.Services)); n != firstPage+furtherPages+7 {
+	if n := len(cluster.Keys(intent.Services)); n != 7*firstPage+7 {
 		t.Fatalf("%d Services after the list", n)
 	}
 	k := intent.Key{Namespace: "default", Name: "s0000"}

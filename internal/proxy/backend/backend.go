@@ -31,13 +31,18 @@ type Backend interface {
 // when they are.
 type Early interface {
 	Backend
-	// Prepare is Apply without any effect on packets: the delta, always full, says what has changed since it last returned
-	// nil. An error (ErrServing, say) means that nothing counts as prepared, and that Apply will be told everything.
-	Prepare(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error
+	// Prepare is Apply without any effect on packets. What is new is in next.Delta(), whose lists count from where Prepare last
+	// returned nil. ErrLater means that nothing was done because there will be more. Any other error means that nothing counts
+	// as prepared any more, that Prepare will not be called again, and that Apply will be told everything.
+	Prepare(ctx context.Context, next *plan.Snapshot) error
 }
 
-// ErrServing says that what an earlier process left is at work and must not be touched before all is known.
-var ErrServing = errors.New("what an earlier process left is at work")
+// ErrLater says that it is better to wait for more. ErrServing says that what an earlier process left is at work and must not
+// be touched before all is known.
+var (
+	ErrLater   = errors.New("there is not enough to prepare yet")
+	ErrServing = errors.New("what an earlier process left is at work")
+)
 
 // Prompt is a Backend whose Check costs so little that it can be made often: what somebody removed is back the sooner.
 type Prompt interface {

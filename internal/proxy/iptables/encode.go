@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -150,11 +151,12 @@ func healthRules(s spot) []string {
 
 // match is what the packets to a frontend look like.
 func match(f *plan.Frontend) string {
-	m := fmt.Sprintf("-p %s --dport %d", protocols[f.Protocol], f.Port)
+	b := make([]byte, 0, 64)
 	if f.Addr.IsValid() {
-		m = "-d " + f.Addr.String() + " " + m
+		b = append(f.Addr.AppendTo(append(b, "-d "...)), ' ')
 	}
-	return m
+	b = append(append(append(b, "-p "...), protocols[f.Protocol]...), " --dport "...)
+	return string(strconv.AppendUint(b, uint64(f.Port), 10))
 }
 
 const fromNode = "-m addrtype --src-type LOCAL"
@@ -405,7 +407,7 @@ func spread(match string, p *plan.Pool, affinity time.Duration) []string {
 	for i, ep := range p.Endpoints {
 		chance := ""
 		if rest := n - i; rest > 1 {
-			chance = fmt.Sprintf(" -m statistic --mode random --probability %.10f", 1/float64(rest))
+			chance = " -m statistic --mode random --probability " + strconv.FormatFloat(1/float64(rest), 'f', 10, 64)
 		}
 		rules = append(rules, match+chance+note[i]+" -j DNAT --to-destination "+ep.Addr.String())
 	}

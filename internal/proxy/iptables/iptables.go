@@ -10,15 +10,17 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 
 	"portal/internal/intent"
-	"portal/internal/plan"
 	"portal/internal/proxy/backend"
+	"portal/internal/proxy/nf"
 )
 
 // prefix begins the names of all chains of this mode. Nothing else in the tables is touched, but for the jumps to them.
 const prefix = "PORTAL-"
+
+// canaryChain, which is empty and which nothing leads to, is missing in a table that somebody has flushed.
+const canaryChain = "PORTAL-CANARY"
 
 // Options are what an administrator may decide.
 type Options struct {
@@ -26,6 +28,8 @@ type Options struct {
 	Variant Variant
 	// Mark is the bit of packets' marks that says that their source is to be rewritten; zero: kube-proxy's, bit 14.
 	Mark uint32
+	// Commands writes through the commands also where netlink would do.
+	Commands bool
 }
 
 // New returns the mode.
@@ -33,10 +37,14 @@ func New(o Options) backend.Mode {
 	if o.Mark == 0 {
 		o.Mark = 1 << 14
 	}
-	return &mode{o}
+	return &mode{Options: o}
 }
 
-type mode struct{ Options }
+type mode struct {
+	Options
+	picked Variant
+	spare  nf.Spare
+}
 
 func (*mode) Name() string { return "iptables" }
 
@@ -72,11 +80,15 @@ func (m *mode) Probe(ctx context.Context, families []intent.Family) error {
 		return err
 	}
 	for _, f := range families {
-		t := tool{f, v}
-		if err := t.present(); err != nil {
+		if err := (tool{f, v}).present(); err != nil {
 			return err
 		}
-		if err := t.probe(ctx); err != nil {
+	}
+	if v == NFT && !m.Commands && m.probe(families) == nil {
+		return nil
+	}
+	for _, f := range families {
+		if err := (tool{f, v}).probe(ctx); err != nil {
 			return err
 		}
 	}
@@ -103,7 +115,13 @@ func (m *mode) variant(ctx context.Context, families []intent.Family) (Variant, 
 	if m.Variant != "" {
 		return m.Variant, nil
 	}
-	return pick(ctx, families)
+	if m.picked == "" {
+		var err error
+		if m.picked, err = pick(ctx, families); err != nil {
+			return "", err
+		}
+	}
+	return m.picked, nil
 }
 
 // Open chooses the variant.
@@ -113,6 +131,12 @@ func (m *mode) Open(ctx context.Context) (backend.Backend, error) {
 		return nil, err
 	}
 	b := &tablesBackend{mark: mark(m.Mark), rulesets: map[intent.Family]*ruleset{}, tools: map[intent.Family]tool{}}
+	if v == NFT && !m.Commands {
+		// Without it, commands do.
+		if s, err := m.spare.Take(); err == nil {
+			b.direct = &direct{s}
+		}
+	}
 	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
 		if t := (tool{f, v}); t.present() == nil {
 			b.tools[f] = t
@@ -172,144 +196,6 @@ func (m *mode) Limits() []string {
 		limits = append(limits, fmt.Sprintf("session affinity remembers the last %s clients of each endpoint (the kernel's xt_recent.ip_list_tot)", strings.TrimSpace(string(n))))
 	}
 	return limits
-}
-
-// tablesBackend is the mode at work.
-type tablesBackend struct {
-	mark     mark
-	tools    map[intent.Family]tool
-	rulesets map[intent.Family]*ruleset
-	// unsure: the last Apply failed, so that what the tables hold is not what rulesets say.
-	unsure bool
-}
-
-func (b *tablesBackend) Close() error { return nil }
-
-// Apply writes what changed. A table changes at once; after a failure between two tables or families the next call
-// writes everything anew, so that a delta is never added to something unknown.
-func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
-	full := delta.Full || delta.Facts || b.unsure
-	b.unsure = true
-	// Most of a small sync is commands that start: those that list run beside each other.
-	before := map[intent.Family]map[string]func() (found, error){}
-	for f, t := range b.tools {
-		before[f] = map[string]func() (found, error){}
-		for _, table := range tables {
-			if full && slices.Contains(next.Facts.Families, f) {
-				wait := sync.OnceValues(t.look(ctx, table))
-				before[f][table] = wait
-				defer wait() // whatever happens before somebody asks
-			}
-		}
-	}
-	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
-		t, ok := b.tools[f]
-		wanted := slices.Contains(next.Facts.Families, f)
-		var err error
-		switch {
-		case !ok && wanted:
-			err = (tool{family: f}).present()
-		case !wanted && full && ok:
-			delete(b.rulesets, f)
-			err = t.clear(ctx)
-		case wanted && full:
-			err = b.replace(ctx, t, next, before[f])
-		case wanted:
-			b.rulesets[f].update(next, delta)
-			err = t.restore(ctx, b.rulesets[f].print())
-		}
-		if err != nil {
-			return err
-		}
-	}
-	b.unsure = false
-	return nil
-}
-
-// clear removes what is ours, where there is anything at all.
-func (t tool) clear(ctx context.Context) error {
-	if n, err := t.inUse(ctx); err != nil || n == 0 {
-		return err
-	}
-	return t.cleanup(ctx)
-}
-
-// replace writes everything of a family, and removes what earlier processes left.
-func (b *tablesBackend) replace(ctx context.Context, t tool, next *plan.Snapshot, before map[string]func() (found, error)) error {
-	r := newRuleset(t.family, b.mark, next, liberal())
-	if loopback(t.family, next.Facts) {
-		changed, err := openLocalnet()
-		if err != nil {
-			return err
-		}
-		if changed {
-			r.filter.set(localnetChain, nil)
-		}
-	}
-	for _, table := range tables {
-		s := &r.nat
-		if table == "filter" {
-			s = &r.filter
-		}
-		have, err := before[table]()
-		if err != nil {
-			return err
-		}
-		for _, name := range have.chains {
-			if _, stays := s.write[name]; !stays && name != localnetChain {
-				s.remove(name)
-			}
-		}
-		for _, jump := range jumps[table] {
-			if !have.jumps["-A "+jump] {
-				s.jumps = append(s.jumps, "-I "+jump)
-			}
-		}
-	}
-	if err := t.restore(ctx, r.print()); err != nil {
-		return err
-	}
-	b.rulesets[t.family] = r
-	return nil
-}
-
-// Check looks at the jumps, and at the chains that a flush of ours would have emptied.
-func (b *tablesBackend) Check(ctx context.Context) error {
-	if b.unsure || len(b.rulesets) == 0 {
-		return errors.New("what the tables hold is not known")
-	}
-	for f := range b.rulesets {
-		t := b.tools[f]
-		for _, table := range tables {
-			if _, err := t.run(ctx, nil, t.name(""), "-w", lockWait, "-t", table, "-S", "PORTAL-CANARY"); err != nil {
-				return fmt.Errorf("the %s table was flushed: %w", table, err)
-			}
-			for _, jump := range jumps[table] {
-				from, to, _ := strings.Cut(jump, " -j ")
-				if err := t.has(ctx, table, from, "-A "+jump); err != nil {
-					return err
-				}
-				if err := t.has(ctx, table, to, "-A "+to+" "); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// has says whether a chain holds a rule that begins so.
-func (t tool) has(ctx context.Context, table, chain, rule string) error {
-	text, err := t.run(ctx, nil, t.name(""), "-w", lockWait, "-t", table, "-S", chain)
-	if err != nil {
-		return err
-	}
-	for line := range strings.Lines(string(text)) {
-		if strings.HasPrefix(strings.TrimSuffix(line, "\n")+" ", strings.TrimSuffix(rule, " ")+" ") {
-			return nil
-		}
-	}
-	return fmt.Errorf("the %s table's chain %s has lost its rule %q", table, chain, rule)
 }
 
 // liberal says whether the kernel counts TCP packets outside the window as valid.

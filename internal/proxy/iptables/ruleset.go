@@ -28,22 +28,47 @@ type service struct {
 // section collects the changes of one table.
 type section struct {
 	write map[string][]string
+	more  map[string][]string // to be added to what is there
 	gone  map[string]bool
 	// jumps are the lines that lead from the built-in chains to ours.
 	jumps []string
 }
 
-func newSection() section { return section{write: map[string][]string{}, gone: map[string]bool{}} }
+func newSection() section {
+	return section{write: map[string][]string{}, more: map[string][]string{}, gone: map[string]bool{}}
+}
 
-func (s *section) empty() bool { return len(s.write)+len(s.gone)+len(s.jumps) == 0 }
+func (s *section) empty() bool { return len(s.write)+len(s.more)+len(s.gone)+len(s.jumps) == 0 }
 
 func (s *section) set(chain string, rules []string) {
 	delete(s.gone, chain)
+	delete(s.more, chain)
 	s.write[chain] = rules
+}
+
+// extend adds rules to a chain that is there, or is about to be.
+func (s *section) extend(chain string, rules []string) {
+	if have, written := s.write[chain]; written {
+		s.write[chain] = append(have, rules...)
+	} else {
+		s.more[chain] = append(s.more[chain], rules...)
+	}
+}
+
+// rules calls do with all that come, chain by chain.
+func (s *section) rules(do func(chain, rule string)) {
+	for _, list := range []map[string][]string{s.write, s.more} {
+		for _, name := range slices.Sorted(maps.Keys(list)) {
+			for _, rule := range list[name] {
+				do(name, rule)
+			}
+		}
+	}
 }
 
 func (s *section) remove(chain string) {
 	delete(s.write, chain)
+	delete(s.more, chain)
 	s.gone[chain] = true
 }
 
@@ -62,15 +87,13 @@ func (s *section) print(b *bufio.Writer, table string) {
 	for _, name := range slices.Backward(declared) {
 		b.WriteString(":" + name + " - [0:0]\n")
 	}
-	for _, name := range names {
-		for _, rule := range s.write[name] {
-			b.WriteString("-A ")
-			b.WriteString(name)
-			b.WriteByte(' ')
-			b.WriteString(rule)
-			b.WriteByte('\n')
-		}
-	}
+	s.rules(func(name, rule string) {
+		b.WriteString("-A ")
+		b.WriteString(name)
+		b.WriteByte(' ')
+		b.WriteString(rule)
+		b.WriteByte('\n')
+	})
 	for _, line := range s.jumps {
 		b.WriteString(line + "\n")
 	}
@@ -235,7 +258,7 @@ func (r *ruleset) collect(next *plan.Snapshot, made outputs) {
 		if i == vips || i == nodePorts {
 			s = &r.nat
 		}
-		t.changes(r.family, func(at spot) []string { return r.rules(next, made, i, at) }, s.set, s.remove)
+		t.changes(r.family, func(at spot) []string { return r.rules(next, made, i, at) }, s)
 	}
 }
 
@@ -284,7 +307,7 @@ func (r *ruleset) base(facts *plan.Facts, liberal bool) {
 		services = append(services, m+" -j PORTAL-NODEPORTS")
 	}
 	for name, rules := range map[string][]string{
-		"PORTAL-CANARY":    nil,
+		canaryChain:        nil,
 		"PORTAL-MARK":      mark,
 		"PORTAL-SERVICES":  services,
 		"PORTAL-NODEPORTS": {r.mark.set(), "-j " + treeChains[nodePorts], r.mark.clear()},
@@ -312,7 +335,7 @@ func (r *ruleset) base(facts *plan.Facts, liberal bool) {
 	// Where the policy is to forward nothing, what Services need is forwarded nevertheless.
 	forward = append(forward, r.mark.is()+" -j ACCEPT", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
 	for name, rules := range map[string][]string{
-		"PORTAL-CANARY":  nil,
+		canaryChain:      nil,
 		"PORTAL-FORWARD": forward,
 		"PORTAL-NEW":     fresh,
 		"PORTAL-INPUT":   append(slices.Clone(guard), "-m conntrack --ctstate NEW -j "+treeChains[health], "-m conntrack --ctstate NEW -j PORTAL-NEW"),

@@ -135,18 +135,20 @@ func (t tool) restore(ctx context.Context, text script) error {
 	return err
 }
 
+// probeChain is where rules are tried.
+const probeChain = "PORTAL-PROBE"
+
 // test says whether the kernel takes some rules, without leaving them there.
 func (t tool) test(ctx context.Context, table string, rules ...string) error {
-	const scratch = "PORTAL-PROBE"
 	err := t.restore(ctx, func(b *bufio.Writer) {
-		fmt.Fprintf(b, "*%s\n:%s - [0:0]\n", table, scratch)
+		fmt.Fprintf(b, "*%s\n:%s - [0:0]\n", table, probeChain)
 		for _, r := range rules {
-			fmt.Fprintf(b, "-A %s %s\n", scratch, r)
+			fmt.Fprintf(b, "-A %s %s\n", probeChain, r)
 		}
 		b.WriteString("COMMIT\n")
 	})
 	return errors.Join(err, t.restore(ctx, func(b *bufio.Writer) {
-		fmt.Fprintf(b, "*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, scratch, scratch)
+		fmt.Fprintf(b, "*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, probeChain, probeChain)
 	}))
 }
 
@@ -204,6 +206,11 @@ func (t tool) legacyTables() []string {
 func (t tool) inUse(ctx context.Context) (int, error) {
 	if t.variant == Legacy && len(t.legacyTables()) == 0 {
 		return 0, nil
+	}
+	if t.variant == NFT {
+		if n, err := count(t.family); err == nil {
+			return n, nil
+		}
 	}
 	text, err := t.run(ctx, nil, t.name("-save"))
 	if err != nil {

@@ -41,8 +41,10 @@ func (s spot) compare(o spot) int {
 // chain but the root is reached by goto, so that a packet that no spot fits goes on behind the jump into the tree. The tree
 // knows where spots are, not their rules, which are asked for when a chain is to be written.
 type tree struct {
-	root    *node
+	root *node
+	// touched are to be written anew, dropped are gone; grown have new spots, whose place among the others doesn't matter.
 	touched map[*node]bool
+	grown   map[*node][]spot
 	dropped map[string]bool
 }
 
@@ -73,7 +75,7 @@ type test struct {
 }
 
 func newTree(name string) *tree {
-	t := &tree{touched: map[*node]bool{}, dropped: map[string]bool{}}
+	t := &tree{touched: map[*node]bool{}, grown: map[*node][]spot{}, dropped: map[string]bool{}}
 	t.root = t.leaf(name, nil)
 	return t
 }
@@ -101,12 +103,15 @@ func (t *tree) fill(all []spot) {
 // set adds a spot, or says that its rules are new.
 func (t *tree) set(s spot) {
 	n := t.find(s)
-	t.touched[n] = true
-	if i, known := slices.BinarySearchFunc(n.spots, s, spot.compare); !known {
-		n.spots = slices.Insert(n.spots, i, s)
-		t.tally(n, s.proto, 1)
-		t.divide(n)
+	i, known := slices.BinarySearchFunc(n.spots, s, spot.compare)
+	if known {
+		t.touched[n] = true
+		return
 	}
+	n.spots = slices.Insert(n.spots, i, s)
+	t.grown[n] = append(t.grown[n], s)
+	t.tally(n, s.proto, 1)
+	t.divide(n)
 }
 
 func (t *tree) remove(s spot) {
@@ -206,6 +211,7 @@ func (t *tree) drop(n *node) {
 		}
 	}
 	delete(t.touched, n)
+	delete(t.grown, n)
 	t.dropped[n.name] = true
 }
 
@@ -339,16 +345,22 @@ func bits(f intent.Family, v, shift int) netip.Addr {
 	return a
 }
 
-// changes hands out the chains that changed since the last call, and the names of those that are gone. rules are those of
-// a spot.
-func (t *tree) changes(f intent.Family, rules func(spot) []string, write func(chain string, rules []string), gone func(chain string)) {
+// changes adds the chains that changed since the last call to a section. rules are those of a spot.
+func (t *tree) changes(f intent.Family, rules func(spot) []string, to *section) {
 	for n := range t.touched {
-		write(n.name, n.rules(f, rules))
+		to.set(n.name, n.rules(f, rules))
+	}
+	for n, spots := range t.grown {
+		if !t.touched[n] {
+			for _, s := range spots {
+				to.extend(n.name, rules(s))
+			}
+		}
 	}
 	for name := range t.dropped {
-		gone(name)
+		to.remove(name)
 	}
-	t.touched, t.dropped = map[*node]bool{}, map[string]bool{}
+	t.touched, t.grown, t.dropped = map[*node]bool{}, map[*node][]spot{}, map[string]bool{}
 }
 
 func (n *node) rules(f intent.Family, of func(spot) []string) []string {

@@ -17,7 +17,15 @@ import (
 type kernel map[string][]string
 
 func (k kernel) take(t *tree, f intent.Family) {
-	t.changes(f, func(s spot) []string { return []string{fmt.Sprint(s)} }, func(chain string, rules []string) { k[chain] = rules }, func(chain string) { delete(k, chain) })
+	changed := newSection()
+	t.changes(f, func(s spot) []string { return []string{fmt.Sprint(s)} }, &changed)
+	maps.Copy(k, changed.write)
+	for chain, rules := range changed.more {
+		k[chain] = append(k[chain], rules...)
+	}
+	for chain := range changed.gone {
+		delete(k, chain)
+	}
 }
 
 type fataler interface{ Fatalf(string, ...any) }

@@ -33,12 +33,20 @@ func AppendAttr(b []byte, typ uint16, value []byte) []byte {
 
 // AppendString writes an attribute with text.
 func AppendString(b []byte, typ uint16, s string) []byte {
-	return AppendAttr(b, typ, append([]byte(s), 0))
+	b = binary.NativeEndian.AppendUint16(b, uint16(5+len(s)))
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	b = append(append(b, s...), 0)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
 }
 
 // AppendUint32 writes an attribute with a number.
 func AppendUint32(b []byte, typ uint16, v uint32) []byte {
-	return AppendAttr(b, typ, binary.BigEndian.AppendUint32(nil, v))
+	b = binary.NativeEndian.AppendUint16(b, 8)
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	return binary.BigEndian.AppendUint32(b, v)
 }
 
 // AppendNested writes an attribute that contains what fill writes.

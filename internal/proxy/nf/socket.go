@@ -43,6 +43,27 @@ func Dial() (*Socket, error) {
 	return s, nil
 }
 
+// Spare keeps a socket from one use for the next. The kernel lets whoever closes one wait until all is gone that was removed
+// before, and everybody else who would change something meanwhile.
+type Spare struct{ socket *Socket }
+
+// Take returns the socket that was put there, or a new one.
+func (s *Spare) Take() (*Socket, error) {
+	if kept := s.socket; kept != nil {
+		s.socket = nil
+		return kept, nil
+	}
+	return Dial()
+}
+
+// Put keeps a socket.
+func (s *Spare) Put(one *Socket) {
+	if s.socket != nil {
+		_ = s.socket.Close()
+	}
+	s.socket = one
+}
+
 // Close closes it.
 func (s *Socket) Close() error { return unix.Close(s.fd) }
 

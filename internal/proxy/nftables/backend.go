@@ -47,7 +47,7 @@ func newTables(s *socket, mark uint32) *tables {
 func (t *tables) Close() error { return t.socket.Close() }
 
 // Prepare writes everything but the chains by which packets come in. Somebody's table where they do is left alone.
-func (t *tables) Prepare(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
+func (t *tables) Prepare(ctx context.Context, next *plan.Snapshot) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (t *tables) Prepare(ctx context.Context, next *plan.Snapshot, delta *plan.D
 		}
 		return t.replace(next, true)
 	}
-	return t.follow(next, delta, true)
+	return t.follow(next, next.Delta(), true)
 }
 
 // Apply changes what the delta says; where that doesn't work out, somebody else has changed our tables, and they are
@@ -188,6 +188,7 @@ func (t *tables) adopt(f *plan.Facts, fresh map[intent.Family]*table, l *blame) 
 		t.absent[k] = true
 	}
 	if err := t.remember(); err != nil {
+		t.byFamily = nil // somebody was quicker: nothing is known
 		return err
 	}
 	return l.err()

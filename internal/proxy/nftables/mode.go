@@ -12,6 +12,7 @@ import (
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
+	"portal/internal/proxy/nf"
 )
 
 // Options are what an administrator can choose.
@@ -31,10 +32,13 @@ func New(o Options) backend.Mode {
 	if o.Mark == 0 {
 		o.Mark = defaultMark
 	}
-	return &mode{o}
+	return &mode{Options: o}
 }
 
-type mode struct{ Options }
+type mode struct {
+	Options
+	spare nf.Spare
+}
 
 func (m *mode) Name() string { return "nftables" }
 
@@ -43,7 +47,7 @@ func (m *mode) Limits() []string {
 }
 
 func (m *mode) Open(context.Context) (backend.Backend, error) {
-	s, err := dial()
+	s, err := taken(&m.spare)
 	if err != nil {
 		return nil, err
 	}
@@ -86,13 +90,11 @@ var families = []intent.Family{intent.IPv4, intent.IPv6}
 
 // Probe tells the kernel all that the mode may ever say, in a table of its own that the same transaction removes.
 func (m *mode) Probe(_ context.Context, wanted []intent.Family) error {
-	s, err := dial()
+	s, err := taken(&m.spare)
 	if err != nil {
 		return errors.New("this kernel has no nf_tables netlink: load the module nf_tables, or choose --proxy-mode=iptables")
 	}
-	// The kernel lets whoever closes the socket wait until all is gone.
-	defer func() { go s.Close() }()
-	// All at once: after a table has gone, the kernel lets the next transaction wait for a while.
+	defer func() { m.spare.Put(s.Socket) }()
 	if s.probe(m.Mark, wanted...) == nil {
 		return nil
 	}

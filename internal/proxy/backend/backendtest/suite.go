@@ -70,6 +70,7 @@ func Run(t *testing.T, mode func() backend.Mode, o Options) {
 	}{
 		{"routes", testRoutes},
 		{"facts", testFacts},
+		{"early", testEarly},
 		{"spreading", testSpreading},
 		{"affinity", testAffinity},
 		{"flows", testFlows},
