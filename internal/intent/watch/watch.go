@@ -100,8 +100,9 @@ type source struct {
 
 const (
 	// The first page is small, so that there is something to do soon. The others grow with what there is already, so that they
-	// are few, and the last one is a small part of all.
-	firstPage, pageShare = 250, 4
+	// are few. Slices come in smaller ones: what they belong to is there by then, and readers can follow while they come.
+	firstPage, firstSlices   = 500, 250
+	pageGrowth, slicesGrowth = 1, 4
 
 	minBackoff = 50 * time.Millisecond
 	// maxBackoff bounds how stale records can be once the API is back.
@@ -206,7 +207,11 @@ func (s *source) resumable(ctx context.Context) bool {
 func (s *source) listAll(ctx context.Context) error {
 	identity := s.clients.beginIdentity(ctx)
 	seen := map[intent.Key]struct{}{}
-	o := metav1.ListOptions{Limit: firstPage}
+	first, growth := int64(firstPage), pageGrowth
+	if s.status.Source == intent.EndpointSlices {
+		first, growth = firstSlices, slicesGrowth
+	}
+	o := metav1.ListOptions{Limit: first}
 	for {
 		list, err := s.list(ctx, o)
 		if apierrors.IsResourceExpired(err) && o.Continue != "" {
@@ -217,7 +222,7 @@ func (s *source) listAll(ctx context.Context) error {
 			return fmt.Errorf("list %s: %w", s.status.Source, err)
 		}
 		s.each(list, func(obj runtime.Object) { seen[s.apply(obj)] = struct{}{} })
-		o.Continue, o.Limit = list.GetContinue(), max(firstPage, int64(len(seen)/pageShare))
+		o.Continue, o.Limit = list.GetContinue(), max(first, int64(len(seen)/growth))
 		if o.Continue == "" {
 			s.version, s.identity = list.GetResourceVersion(), <-identity
 			break

@@ -21,8 +21,9 @@ type tablesBackend struct {
 	rulesets map[intent.Family]*ruleset
 	// direct is nil where commands write.
 	direct *direct
-	// closed: packets don't come to what was written yet.
-	closed bool
+	// closed: packets don't come to what was written yet. writing gets the outcome of what is still being prepared.
+	closed  bool
+	writing chan error
 	// unsure: the last Apply failed, so that what the tables hold is not what rulesets say.
 	unsure bool
 }
@@ -32,6 +33,7 @@ func (b *tablesBackend) Close() error {
 	if b.direct == nil {
 		return nil
 	}
+	_ = b.prepared()
 	return b.direct.socket.Close()
 }
 
@@ -40,6 +42,7 @@ func (b *tablesBackend) Close() error {
 func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
 	full := delta.Full || delta.Facts || b.unsure
 	b.unsure = true
+	_ = b.prepared() // if that failed, there is nothing to go on from
 	if b.direct == nil {
 		return b.command(ctx, next, delta, full)
 	}
@@ -60,6 +63,7 @@ func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *p
 		_ = b.direct.socket.Close()
 		b.direct = nil
 	}
+	b.unsure = b.direct != nil // which chains there are, it has to find out anew
 	return nil
 }
 
@@ -71,8 +75,11 @@ func (b *tablesBackend) Prepare(ctx context.Context, next *plan.Snapshot) error 
 	if b.direct == nil {
 		return fmt.Errorf("%w: commands take longer than lists", errors.ErrUnsupported)
 	}
-	if b.closed && next.Changed() < enough {
+	if b.closed && (next.Changed() < enough || len(b.writing) < cap(b.writing)) {
 		return backend.ErrLater
+	}
+	if err := b.prepared(); err != nil {
+		return err
 	}
 	delta := next.Delta()
 	b.unsure = true
@@ -82,6 +89,19 @@ func (b *tablesBackend) Prepare(ctx context.Context, next *plan.Snapshot) error 
 	}
 	b.closed = true
 	return nil
+}
+
+// prepared waits until what is being prepared has been.
+func (b *tablesBackend) prepared() error {
+	if b.writing == nil {
+		return nil
+	}
+	err := <-b.writing
+	b.writing = nil
+	if err != nil {
+		b.closed = false
+	}
+	return err
 }
 
 // write writes what changed in one transaction. closed: packets are not to come in yet.
@@ -114,8 +134,13 @@ func (b *tablesBackend) write(ctx context.Context, next *plan.Snapshot, delta *p
 			if err != nil {
 				return err
 			}
+			r.there = map[string]map[string]bool{}
 			for _, table := range tables {
 				t.prepare(f, table, all[table])
+				r.there[table] = map[string]bool{}
+				for _, name := range have[table].chains {
+					r.there[table][name] = true
+				}
 			}
 			fresh[f] = r
 		case wanted:
@@ -127,15 +152,19 @@ func (b *tablesBackend) write(ctx context.Context, next *plan.Snapshot, delta *p
 			}
 		}
 		if r := fresh[f]; r != nil {
-			t.write(f, "nat", &r.nat)
-			t.write(f, "filter", &r.filter)
+			for _, table := range tables {
+				t.write(f, table, r.section(table), r.there[table])
+			}
 		}
 	}
-	if err := b.direct.commit(t); err != nil {
-		return err
-	}
 	b.rulesets = fresh
-	return nil
+	if closed {
+		// Meanwhile more is planned.
+		b.writing = make(chan error, 1)
+		go func(d *direct, outcome chan<- error) { outcome <- d.commit(t) }(b.direct, b.writing)
+		return nil
+	}
+	return b.direct.commit(t)
 }
 
 // command writes what changed through the commands. A table changes at once; after a failure between two tables or families

@@ -93,8 +93,9 @@ func (m *mode) probe(families []intent.Family) error {
 			}
 			scratch.set(probeChain, rules)
 			gone.remove(probeChain)
-			t.write(f, table, &scratch)
-			t.write(f, table, &gone)
+			there := map[string]bool{}
+			t.write(f, table, &scratch, there)
+			t.write(f, table, &gone, there)
 		}
 	}
 	return (&direct{s}).commit(t)
@@ -276,6 +277,13 @@ func (d *direct) commit(t *transaction) error {
 
 // prepare makes a table with its built-in chains, as far as they are not there.
 func (t *transaction) prepare(f intent.Family, table string, have []string) {
+	missing := false
+	for _, c := range builtin[table] {
+		missing = missing || !slices.Contains(have, c.name)
+	}
+	if !missing {
+		return
+	}
 	t.message(f, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func(b []byte) []byte {
 		b = nf.AppendString(b, unix.NFTA_TABLE_NAME, table)
 		return nf.AppendUint32(b, unix.NFTA_TABLE_FLAGS, 0)
@@ -298,13 +306,18 @@ func (t *transaction) prepare(f intent.Family, table string, have []string) {
 	}
 }
 
-// write carries out a table's changes, in the order in which section.print has them.
-func (t *transaction) write(f intent.Family, table string, s *section) {
+// ruleSize is what a rule of a leaf takes, or less.
+const ruleSize = 600
+
+// write carries out a table's changes, in the order in which section.print has them. there are the names of our chains in the
+// table, before and after: to make one that is there would do no harm, but counts as a change of it, and after changes
+// the kernel lets the next transaction wait until all packets have left the rules.
+func (t *transaction) write(f intent.Family, table string, s *section, there map[string]bool) {
 	if s.empty() {
 		return
 	}
 	names := slices.Sorted(maps.Keys(s.write))
-	removed := slices.Sorted(maps.Keys(s.gone))
+	removed := slices.DeleteFunc(slices.Sorted(maps.Keys(s.gone)), func(name string) bool { return !there[name] })
 	chain := func(typ, flags uint16, tableAttr, nameAttr uint16, name string) {
 		t.message(f, typ, flags, func(b []byte) []byte {
 			return nf.AppendString(nf.AppendString(b, tableAttr, table), nameAttr, name)
@@ -312,11 +325,18 @@ func (t *transaction) write(f intent.Family, table string, s *section) {
 	}
 	for _, list := range [][]string{names, removed} {
 		for _, name := range list {
-			chain(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
-			chain(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, name)
+			if there[name] {
+				chain(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, name)
+			} else {
+				chain(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
+				there[name] = true
+			}
 		}
 	}
 	w := &wire{family: f}
+	rules := 0
+	s.rules(func(string, string) { rules++ })
+	t.buf = slices.Grow(t.buf, rules*ruleSize)
 	s.rules(func(name, text string) { t.rule(w, table, name, text, unix.NLM_F_APPEND) })
 	for _, line := range s.jumps {
 		from, text, _ := strings.Cut(strings.TrimPrefix(line, "-I "), " ")
@@ -324,6 +344,7 @@ func (t *transaction) write(f intent.Family, table string, s *section) {
 	}
 	for _, name := range removed {
 		chain(unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
+		delete(there, name)
 	}
 	*s = newSection()
 }

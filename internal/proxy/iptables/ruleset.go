@@ -17,6 +17,8 @@ type ruleset struct {
 	trees    [trees]*tree
 	nat      section
 	filter   section
+	// there are the names of the chains in each table, where commands don't see to that.
+	there map[string]map[string]bool
 }
 
 // service is what a Service's rules were made of.
@@ -134,7 +136,7 @@ func newRuleset(f intent.Family, m mark, next *plan.Snapshot, liberal bool) *rul
 		}
 	}
 	for i, t := range r.trees {
-		t.fill(spots[i])
+		t.fill(spots[i], leafSize)
 	}
 	r.base(next.Facts, liberal)
 	r.collect(next, made)
@@ -210,14 +212,18 @@ func (r *ruleset) update(next *plan.Snapshot, delta *plan.Delta) {
 		replace(&r.nat, old.nat, now[key].nat)
 		replace(&r.filter, old.filter, now[key].filter)
 	}
+	var come [trees][]spot
 	for key, out := range now {
-		for i, t := range r.trees {
+		for i := range r.trees {
 			for _, p := range out.spots[i] {
 				if !slices.Equal(before[key].at(i, p.spot), p.rules) {
-					t.set(p.spot)
+					come[i] = append(come[i], p.spot)
 				}
 			}
 		}
+	}
+	for i, t := range r.trees {
+		t.add(come[i])
 	}
 	r.collect(next, now)
 }

@@ -19,7 +19,10 @@ type written map[string][]string
 
 func (w written) take(table string, s *section) {
 	for name, rules := range s.write {
-		w[table+" "+name] = rules
+		w[table+" "+name] = slices.Clone(rules)
+	}
+	for name, rules := range s.more {
+		w[table+" "+name] = append(w[table+" "+name], rules...)
 	}
 	for name := range s.gone {
 		delete(w, table+" "+name)
@@ -57,12 +60,21 @@ func TestChangesLeadToTheSame(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := plan.NewSnapshot(facts)
 		services := rapid.IntRange(1, 40).Draw(t, "services")
-		for n := range services {
-			put(t, s, n)
+		fill := func() {
+			for n := range services {
+				put(t, s, n)
+			}
+		}
+		prepared := rapid.Bool().Draw(t, "prepared")
+		if !prepared {
+			fill()
 		}
 		r, w := newRuleset(intent.IPv4, 1<<14, s, true), written{}
 		w.takeAll(r)
 		s.Acknowledge()
+		if prepared {
+			fill() // all of them come to an empty tree
+		}
 		for range rapid.IntRange(1, 8).Draw(t, "rounds") {
 			for range rapid.IntRange(1, 4).Draw(t, "changes") {
 				n := rapid.IntRange(0, services).Draw(t, "which")

@@ -90,14 +90,27 @@ func (t *tree) leaf(name string, parent *node) *node {
 	return n
 }
 
-// fill puts many spots into an empty tree, with better splits than one after another would lead to.
-func (t *tree) fill(all []spot) {
+// fill puts many spots into an empty tree, with better splits than one after another would lead to. Leaves have as many as
+// said; few leave room for more.
+func (t *tree) fill(all []spot, leaf int) {
 	slices.SortFunc(all, spot.compare)
 	t.root.spots = slices.Compact(all)
 	for _, s := range t.root.spots {
 		t.root.count[kind(s.proto)]++
 	}
-	t.divide(t.root)
+	t.touched[t.root] = true
+	t.divide(t.root, leaf)
+}
+
+// add sets spots. If they are many and the first, more will come, and are not to divide what is written now.
+func (t *tree) add(all []spot) {
+	if len(all) > leafSize && t.root.size() == 0 {
+		t.fill(all, min(leafSize/fanout, len(all)/leafSize))
+		return
+	}
+	for _, s := range all {
+		t.set(s)
+	}
 }
 
 // set adds a spot, or says that its rules are new.
@@ -111,7 +124,7 @@ func (t *tree) set(s spot) {
 	n.spots = slices.Insert(n.spots, i, s)
 	t.grown[n] = append(t.grown[n], s)
 	t.tally(n, s.proto, 1)
-	t.divide(n)
+	t.divide(n, leafSize)
 }
 
 func (t *tree) remove(s spot) {
@@ -215,9 +228,9 @@ func (t *tree) drop(n *node) {
 	t.dropped[n.name] = true
 }
 
-// divide splits a leaf that has grown too large.
-func (t *tree) divide(n *node) {
-	if len(n.spots) <= leafSize || n.depth == maxDepth {
+// divide splits a chain that lists more than it should.
+func (t *tree) divide(n *node, leaf int) {
+	if len(n.spots) <= leaf || n.depth == maxDepth {
 		return
 	}
 	chosen, ok := choose(n.spots)
@@ -237,7 +250,7 @@ func (t *tree) divide(n *node) {
 	}
 	for _, k := range n.kids {
 		if k != nil {
-			t.divide(k)
+			t.divide(k, leaf)
 		}
 	}
 }

@@ -111,7 +111,7 @@ func TestTree(t *testing.T) {
 		for _, s := range rapid.SliceOfN(anySpot, 0, 120).Draw(t, "first") {
 			want[s] = true
 		}
-		tr.fill(slices.Collect(maps.Keys(want)))
+		tr.fill(slices.Collect(maps.Keys(want)), leafSize)
 		chains.take(tr, f)
 		for range rapid.IntRange(0, 80).Draw(t, "changes") {
 			known := slices.SortedFunc(maps.Keys(want), spot.compare)
@@ -165,7 +165,7 @@ func TestTreeIsShallow(t *testing.T) {
 				all = append(all, at(i))
 			}
 			tr, chains := newTree("T"), kernel{}
-			tr.fill(all)
+			tr.fill(all, leafSize)
 			f := intent.IPv4
 			if name == "IPv6" {
 				f = intent.IPv6

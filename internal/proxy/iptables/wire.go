@@ -27,6 +27,13 @@ type wire struct {
 	matches, verdict []byte
 	recent           recentMatch
 	to               target
+
+	// What the rule before had in common with many others: whom it was for. Rules of a frontend begin alike.
+	last struct {
+		text       string
+		proto      uint8
+		dst, ports []byte
+	}
 }
 
 type recentMatch struct {
@@ -49,7 +56,7 @@ func (w *wire) appendRule(b []byte, text string) ([]byte, error) {
 	w.proto, w.recent, w.to = 0, recentMatch{}, target{}
 	w.iface, w.src, w.dst = w.iface[:0], w.src[:0], w.dst[:0]
 	w.matches, w.verdict = w.matches[:0], w.verdict[:0]
-	if err := w.read(words{rest: text}); err != nil {
+	if err := w.read(words{rest: w.known(text)}); err != nil {
 		return b, fmt.Errorf("%w in the rule %q", err, text)
 	}
 	if w.proto != 0 {
@@ -71,6 +78,22 @@ func (w *wire) appendRule(b []byte, text string) ([]byte, error) {
 	}), nil
 }
 
+// known takes over what a rule has in common with the one before, and returns the rest of its text.
+func (w *wire) known(text string) string {
+	if rest, same := strings.CutPrefix(text, w.last.text); same && w.last.text != "" && strings.HasPrefix(rest, " ") {
+		w.proto = w.last.proto
+		w.dst, w.matches = append(w.dst, w.last.dst...), append(w.matches, w.last.ports...)
+		return rest
+	}
+	return text
+}
+
+// remember notes what a rule has said so far.
+func (w *wire) remember(text string) {
+	w.last.text, w.last.proto = text, w.proto
+	w.last.dst, w.last.ports = append(w.last.dst[:0], w.dst...), append(w.last.ports[:0], w.matches...)
+}
+
 // words are what is left of a rule's text.
 type words struct{ rest string }
 
@@ -89,7 +112,7 @@ func (s *words) next() string {
 var errWord = errors.New("an unknown word")
 
 func (w *wire) read(s words) error {
-	not := false
+	not, whole, plain := false, s.rest, true
 	for {
 		word := s.next()
 		if word == "" {
@@ -101,6 +124,16 @@ func (w *wire) read(s words) error {
 		}
 		if err := w.option(word, &s, not); err != nil {
 			return fmt.Errorf("%s: %w", word, err)
+		}
+		switch word {
+		case "-d", "-p":
+		case "--dport":
+			if plain && !not {
+				w.remember(strings.TrimRight(strings.TrimSuffix(whole, s.rest), " "))
+			}
+			plain = false
+		default:
+			plain = false
 		}
 		not = false
 	}

@@ -20,6 +20,9 @@ var spoken = map[intent.Family]map[string][]string{
 	intent.IPv4: {
 		"nat": {
 			"-d 10.96.2.68 -p tcp --dport 80 -m statistic --mode random --probability 0.5000000000 -j DNAT --to-destination 10.244.11.84:8080",
+			"-d 10.96.2.68 -p tcp --dport 80 -j DNAT --to-destination 10.244.11.85:8080",
+			"-d 10.96.2.68 -p tcp --dport 8080 -j DNAT --to-destination 10.244.11.85:8080",
+			"-d 10.96.2.68 -p tcp --dport 8080 -m addrtype --src-type LOCAL -g PORTAL-OTHER",
 			"-d 10.96.2.68 -p udp --dport 53 -m statistic --mode random --probability 0.3333333333 -j DNAT --to-destination 10.244.11.84:53",
 			"-d 10.96.2.68 -p sctp --dport 80 -j DNAT --to-destination 10.244.11.84:8080",
 			"-p sctp --dport 0:99 -g PORTAL-OTHER",
@@ -127,7 +130,7 @@ func TestWireIsTheCommands(t *testing.T) {
 			}
 			tx, sec := begin(), newSection()
 			sec.set("PORTAL-WIRE", rules)
-			tx.write(f, table, &sec)
+			tx.write(f, table, &sec, map[string]bool{})
 			if err := d.commit(tx); err != nil {
 				t.Fatalf("IPv%d %s: %v", f, table, err)
 			}
