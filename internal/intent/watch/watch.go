@@ -103,6 +103,8 @@ const (
 	// are few. Slices come in smaller ones: what they belong to is there by then, and readers can follow while they come.
 	firstPage, firstSlices   = 500, 250
 	pageGrowth, slicesGrowth = 1, 4
+	// maxPage bounds the memory that a page takes before its objects are stripped.
+	maxPage = 1000
 
 	minBackoff = 50 * time.Millisecond
 	// maxBackoff bounds how stale records can be once the API is back.
@@ -222,7 +224,7 @@ func (s *source) listAll(ctx context.Context) error {
 			return fmt.Errorf("list %s: %w", s.status.Source, err)
 		}
 		s.each(list, func(obj runtime.Object) { seen[s.apply(obj)] = struct{}{} })
-		o.Continue, o.Limit = list.GetContinue(), max(first, int64(len(seen)/growth))
+		o.Continue, o.Limit = list.GetContinue(), min(max(first, int64(len(seen)/growth)), maxPage)
 		if o.Continue == "" {
 			s.version, s.identity = list.GetResourceVersion(), <-identity
 			break

@@ -16,7 +16,13 @@ import (
 
 // direct writes to the tables of the nft variant over netlink: the same rules as the commands would write, all tables and
 // both families at once, and without waiting for a command to read what was just put together.
-type direct struct{ socket *nf.Socket }
+type direct struct {
+	socket *nf.Socket
+	// transact is the socket's, but for tests that let the kernel refuse.
+	transact func(msg []byte) error
+}
+
+func newDirect(s *nf.Socket) *direct { return &direct{s, s.Transact} }
 
 func family(f intent.Family) byte {
 	if f == intent.IPv6 {
@@ -62,7 +68,7 @@ func count(f intent.Family) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	ours, _, err := (&direct{s}).look(f)
+	ours, _, err := newDirect(s).look(f)
 	for _, have := range ours {
 		n += len(have.chains)
 	}
@@ -78,7 +84,7 @@ func (m *mode) probe(families []intent.Family) error {
 	defer func() { m.spare.Put(s) }()
 	t := begin()
 	for _, f := range families {
-		_, all, err := (&direct{s}).look(f)
+		_, all, err := newDirect(s).look(f)
 		if err != nil {
 			return err
 		}
@@ -98,7 +104,7 @@ func (m *mode) probe(families []intent.Family) error {
 			t.write(f, table, &gone, there)
 		}
 	}
-	return (&direct{s}).commit(t)
+	return newDirect(s).commit(t)
 }
 
 // look reads what the tables of a family hold that concerns us, by table; all are the names of all chains there.
@@ -272,7 +278,7 @@ func (d *direct) commit(t *transaction) error {
 	if t.err != nil || t.seq == 1 {
 		return t.err
 	}
-	return d.socket.Transact(nf.AppendBracket(t.buf, unix.NFNL_MSG_BATCH_END))
+	return d.transact(nf.AppendBracket(t.buf, unix.NFNL_MSG_BATCH_END))
 }
 
 // prepare makes a table with its built-in chains, as far as they are not there.

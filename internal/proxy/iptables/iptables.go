@@ -134,7 +134,7 @@ func (m *mode) Open(ctx context.Context) (backend.Backend, error) {
 	if v == NFT && !m.Commands {
 		// Without it, commands do.
 		if s, err := m.spare.Take(); err == nil {
-			b.direct = &direct{s}
+			b.direct = newDirect(s)
 		}
 	}
 	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {

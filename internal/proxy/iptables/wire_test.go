@@ -81,7 +81,7 @@ var spoken = map[intent.Family]map[string][]string{
 // expressions are those of a chain's rules, as the kernel has them.
 func expressions(t *testing.T, s *nf.Socket, f intent.Family, table, chain string) (out []string) {
 	t.Helper()
-	if err := (&direct{s}).rules(f, table, chain, func(exprs []byte) { out = append(out, describe(exprs)) }); err != nil {
+	if err := newDirect(s).rules(f, table, chain, func(exprs []byte) { out = append(out, describe(exprs)) }); err != nil {
 		t.Fatal(err)
 	}
 	return out
@@ -111,7 +111,7 @@ func TestWireIsTheCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	d := &direct{s}
+	d := newDirect(s)
 	for f, byTable := range spoken {
 		tool := tool{f, NFT}
 		if tool.present() != nil {
