@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"math"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -20,10 +19,12 @@ func startQuickly() {
 	if os.Getenv("GOGC") != "" {
 		return
 	}
+	limit := debug.SetMemoryLimit(-1)
 	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(64 << 20)
+	debug.SetMemoryLimit(min(limit, 64<<20))
+	// The first collection finds that nobody needs this.
 	runtime.SetFinalizer(&struct{ _ [16]byte }{}, func(any) {
-		debug.SetMemoryLimit(math.MaxInt64)
+		debug.SetMemoryLimit(limit)
 		tuneMemory()
 	})
 }

@@ -58,7 +58,7 @@ func (s *Snapshot) Delta() *Delta {
 }
 
 // Acknowledge says that the kernel has been told all of the snapshot but the frontends refused, which stay as they were
-// acknowledged before; after a full delta, they count as not there.
+// acknowledged or prepared before, and count as not there if they were not.
 func (s *Snapshot) Acknowledge(refused ...FrontendKey) {
 	left := map[FrontendKey]*Frontend{}
 	for _, k := range refused {

@@ -103,7 +103,8 @@ const (
 	// are few. Slices come in smaller ones: what they belong to is there by then, and readers can follow while they come.
 	firstPage, firstSlices   = 500, 250
 	pageGrowth, slicesGrowth = 1, 4
-	// maxPage bounds the memory that a page takes before its objects are stripped.
+	// maxPage bounds the memory that a page takes before its objects are stripped. (Only what is listed anew, because its version
+	// was compacted away meanwhile, comes all at once.)
 	maxPage = 1000
 
 	minBackoff = 50 * time.Millisecond
@@ -218,6 +219,7 @@ func (s *source) listAll(ctx context.Context) error {
 		list, err := s.list(ctx, o)
 		if apierrors.IsResourceExpired(err) && o.Continue != "" {
 			o = metav1.ListOptions{} // the pages' version was compacted away: all at once
+			clear(seen)
 			continue
 		}
 		if err != nil {
@@ -226,7 +228,11 @@ func (s *source) listAll(ctx context.Context) error {
 		s.each(list, func(obj runtime.Object) { seen[s.apply(obj)] = struct{}{} })
 		o.Continue, o.Limit = list.GetContinue(), min(max(first, int64(len(seen)/growth)), maxPage)
 		if o.Continue == "" {
-			s.version, s.identity = list.GetResourceVersion(), <-identity
+			s.version, s.identity = list.GetResourceVersion(), ""
+			select {
+			case s.identity = <-identity:
+			default: // an answer that comes later might be another cluster's
+			}
 			break
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
@@ -24,8 +26,11 @@ type tablesBackend struct {
 	// closed: packets don't come to what was written yet. writing gets the outcome of what is still being prepared.
 	closed  bool
 	writing chan error
-	// unsure: the last Apply failed, so that what the tables hold is not what rulesets say.
-	unsure bool
+	// unsure: the last Apply failed or there was none, so that what the tables hold is not what rulesets say. relook: commands
+	// have written it, and which chains there are is not known.
+	unsure, relook bool
+	// localnet: we have turned route_localnet on, and the table doesn't say so yet.
+	localnet bool
 }
 
 // Close leaves all in the kernel.
@@ -40,7 +45,7 @@ func (b *tablesBackend) Close() error {
 // Apply writes what changed, over netlink where the tables are nf_tables'. What that can't do (a kernel may know an
 // extension in another revision) is for the commands, which from then on write everything.
 func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
-	full := delta.Full || delta.Facts || b.unsure
+	full := delta.Full || delta.Facts || b.unsure || b.relook
 	b.unsure = true
 	_ = b.prepared() // if that failed, there is nothing to go on from
 	if b.direct == nil {
@@ -48,7 +53,7 @@ func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *p
 	}
 	err := b.write(ctx, next, delta, full && (!delta.Ahead || delta.Facts || !b.closed), false)
 	if err == nil {
-		b.unsure, b.closed = false, false
+		b.unsure, b.relook, b.localnet, b.closed = false, false, false, false
 		return nil
 	}
 	b.closed = false
@@ -58,13 +63,23 @@ func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *p
 	if failed := b.command(ctx, next, delta, true); failed != nil {
 		return failed
 	}
-	if full {
+	if full && !passing(err) {
 		// It was no surprise in the tables, then.
 		_ = b.direct.socket.Close()
 		b.direct = nil
 	}
-	b.unsure = b.direct != nil // which chains there are, it has to find out anew
+	b.relook = b.direct != nil
 	return nil
+}
+
+// passing says whether an error may be another the next time.
+func passing(err error) bool {
+	for _, errno := range []unix.Errno{unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
 }
 
 // enough is how many frontends are worth a transaction.
@@ -112,7 +127,7 @@ func (b *tablesBackend) write(ctx context.Context, next *plan.Snapshot, delta *p
 		tool, ok := b.tools[f]
 		switch wanted := slices.Contains(next.Facts.Families, f); {
 		case !ok && wanted:
-			return tool.present()
+			return missing(f)
 		case !wanted && !closed && (full || b.closed) && ok:
 			delete(fresh, f)
 			if err := tool.clear(ctx); err != nil {
@@ -129,7 +144,7 @@ func (b *tablesBackend) write(ctx context.Context, next *plan.Snapshot, delta *p
 				return backend.ErrServing
 			}
 			if !closed {
-				err = r.open(next.Facts, have)
+				err = b.open(r, next.Facts, have)
 			}
 			if err != nil {
 				return err
@@ -146,7 +161,7 @@ func (b *tablesBackend) write(ctx context.Context, next *plan.Snapshot, delta *p
 		case wanted:
 			fresh[f].update(next, delta)
 			if b.closed && !closed {
-				if err := fresh[f].open(next.Facts, nil); err != nil {
+				if err := b.open(fresh[f], next.Facts, nil); err != nil {
 					return err
 				}
 			}
@@ -188,7 +203,7 @@ func (b *tablesBackend) command(ctx context.Context, next *plan.Snapshot, delta 
 		var err error
 		switch {
 		case !ok && wanted:
-			err = (tool{family: f}).present()
+			err = missing(f)
 		case !wanted && full && ok:
 			delete(b.rulesets, f)
 			err = t.clear(ctx)
@@ -202,7 +217,7 @@ func (b *tablesBackend) command(ctx context.Context, next *plan.Snapshot, delta 
 			return err
 		}
 	}
-	b.unsure = false
+	b.unsure, b.localnet = false, false
 	return nil
 }
 
@@ -225,7 +240,7 @@ func (b *tablesBackend) replace(ctx context.Context, t tool, next *plan.Snapshot
 		}
 	}
 	r.takeOver(have)
-	if err := r.open(next.Facts, have); err != nil {
+	if err := b.open(r, next.Facts, have); err != nil {
 		return err
 	}
 	if err := t.restore(ctx, r.print()); err != nil {
@@ -266,14 +281,18 @@ func (r *ruleset) takeOver(have map[string]found) {
 	}
 }
 
+func missing(f intent.Family) error {
+	return fmt.Errorf("the commands for IPv%d are not on this machine any more: install the package iptables", f)
+}
+
 // open lets packets in, by those ways that are not open yet.
-func (r *ruleset) open(facts *plan.Facts, have map[string]found) error {
+func (b *tablesBackend) open(r *ruleset, facts *plan.Facts, have map[string]found) error {
 	if loopback(r.family, facts) {
 		changed, err := openLocalnet()
 		if err != nil {
 			return err
 		}
-		if changed {
+		if b.localnet = b.localnet || changed; b.localnet {
 			r.filter.set(localnetChain, nil)
 		}
 	}

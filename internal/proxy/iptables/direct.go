@@ -31,7 +31,7 @@ func family(f intent.Family) byte {
 	return unix.NFPROTO_IPV4
 }
 
-// builtin are the chains that the commands make in a table when they first use it.
+// builtin are the chains that the commands make when they first use them, as far as we do.
 var builtin = map[string][]struct {
 	name     string
 	hook     uint32
@@ -39,7 +39,6 @@ var builtin = map[string][]struct {
 }{
 	"nat": {
 		{"PREROUTING", unix.NF_INET_PRE_ROUTING, -100},
-		{"INPUT", unix.NF_INET_LOCAL_IN, 100},
 		{"OUTPUT", unix.NF_INET_LOCAL_OUT, -100},
 		{"POSTROUTING", unix.NF_INET_POST_ROUTING, 100},
 	},
@@ -58,12 +57,15 @@ func count(f intent.Family) (n int, err error) {
 	}
 	defer s.Close()
 	all := []string{"raw", "mangle", "nat", "filter", "security"}
-	err = s.Ask(family(f), unix.NFT_MSG_GETRULE, true, nil, func(m []byte) {
-		for typ, v := range nf.Attributes(m) {
-			if typ == unix.NFTA_RULE_TABLE && slices.Contains(all, nf.Text(v)) {
-				n++
+	err = nf.Again(func() error {
+		n = 0
+		return s.Ask(family(f), unix.NFT_MSG_GETRULE, true, nil, func(m []byte) {
+			for typ, v := range nf.Attributes(m) {
+				if typ == unix.NFTA_RULE_TABLE && slices.Contains(all, nf.Text(v)) {
+					n++
+				}
 			}
-		}
+		})
 	})
 	if err != nil {
 		return 0, err
@@ -94,7 +96,7 @@ func (m *mode) probe(families []intent.Family) error {
 			var rules []string
 			for _, n := range needs {
 				if n.table == table {
-					rules = append(rules, n.rule)
+					rules = append(rules, n.of(f))
 				}
 			}
 			scratch.set(probeChain, rules)
@@ -109,6 +111,11 @@ func (m *mode) probe(families []intent.Family) error {
 
 // look reads what the tables of a family hold that concerns us, by table; all are the names of all chains there.
 func (d *direct) look(f intent.Family) (ours map[string]found, all map[string][]string, err error) {
+	err = nf.Again(func() error { ours, all, err = d.lookOnce(f); return err })
+	return ours, all, err
+}
+
+func (d *direct) lookOnce(f intent.Family) (ours map[string]found, all map[string][]string, err error) {
 	ours, all = map[string]found{}, map[string][]string{}
 	for _, table := range tables {
 		ours[table] = found{jumps: map[string]bool{}}
@@ -167,7 +174,7 @@ func (d *direct) check(f intent.Family) error {
 				return fmt.Errorf("the %s table has lost its rule %q", table, jump)
 			}
 			some := false
-			if err := d.rules(f, table, to, func([]byte) { some = true }); err != nil {
+			if err := nf.Again(func() error { return d.rules(f, table, to, func([]byte) { some = true }) }); err != nil {
 				return err
 			}
 			if !some {
@@ -331,12 +338,11 @@ func (t *transaction) write(f intent.Family, table string, s *section, there map
 	}
 	for _, list := range [][]string{names, removed} {
 		for _, name := range list {
-			if there[name] {
-				chain(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, name)
-			} else {
+			if !there[name] {
 				chain(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
 				there[name] = true
 			}
+			chain(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, name)
 		}
 	}
 	w := &wire{family: f}

@@ -216,7 +216,7 @@ func (c *compiler) forward(f *plan.Frontend) []string {
 }
 
 // inlined is the largest number of endpoints among which a leaf chooses itself. A chain for each pool would be tidier, but
-// the nft variant of iptables-restore takes time that grows with the square of the number of chains.
+// takes a rule and a chain more, and the commands take time that grows with the square of the number of chains.
 const inlined = 4
 
 // prelude is what must be done to the mark of packets that have the usual one, and whether one rule can.

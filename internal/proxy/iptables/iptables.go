@@ -1,5 +1,6 @@
-// Package iptables is the proxy mode that encodes a plan.Snapshot as iptables rules, through the commands that are on the
-// machine, with either of the kernel's mechanisms behind them. It decides nothing about traffic and knows no other mode.
+// Package iptables is the proxy mode that encodes a plan.Snapshot as iptables rules, with either of the kernel's mechanisms
+// behind them: nf_tables over netlink, the older one through the commands that are on the machine. It decides nothing about
+// traffic and knows no other mode.
 package iptables
 
 import (
@@ -57,7 +58,7 @@ var jumps = map[string][]string{
 var tables = []string{"nat", "filter"}
 
 // needs are the parts of the kernel without which the mode can't be, with a rule that uses each.
-var needs = []struct{ what, table, rule string }{
+var needs = []need{
 	{"the nat table", "nat", "-j RETURN"},
 	{"the filter table", "filter", "-j RETURN"},
 	{"the conntrack match (xt_conntrack)", "filter", "-m conntrack --ctstate NEW -j RETURN"},
@@ -66,8 +67,20 @@ var needs = []struct{ what, table, rule string }{
 	{"the addrtype match (xt_addrtype)", "nat", "-m addrtype --src-type LOCAL -j RETURN"},
 	{"the recent match (xt_recent)", "nat", "-m recent --name PORTAL-PROBE --set -j RETURN"},
 	{"the bpf match (xt_bpf)", "nat", `-m bpf --bytecode "1,6 0 0 0" -j RETURN`},
+	{"the DNAT target (xt_nat)", "nat", "-p tcp -j DNAT --to-destination LOOPBACK:1"},
 	{"the MASQUERADE target (xt_MASQUERADE)", "nat", "-j MASQUERADE --random-fully"},
 	{"the REJECT target (ipt_REJECT, ip6t_REJECT)", "filter", "-p tcp -j REJECT --reject-with tcp-reset"},
+}
+
+type need struct{ what, table, rule string }
+
+// of is the rule for a family.
+func (n need) of(f intent.Family) string {
+	loopback := loopback4.Addr().Next().String()
+	if f == intent.IPv6 {
+		loopback = "[" + loopback6.String() + "]"
+	}
+	return strings.Replace(n.rule, "LOOPBACK", loopback, 1)
 }
 
 // Probe tries, in a scratch chain, what the mode will ask of the kernel.
@@ -84,8 +97,11 @@ func (m *mode) Probe(ctx context.Context, families []intent.Family) error {
 			return err
 		}
 	}
-	if v == NFT && !m.Commands && m.probe(families) == nil {
-		return nil
+	if v == NFT && !m.Commands {
+		if m.probe(families) == nil {
+			return nil
+		}
+		m.Commands = true // unless they fail, too
 	}
 	for _, f := range families {
 		if err := (tool{f, v}).probe(ctx); err != nil {
@@ -98,13 +114,13 @@ func (m *mode) Probe(ctx context.Context, families []intent.Family) error {
 func (t tool) probe(ctx context.Context) error {
 	all := map[string][]string{}
 	for _, n := range needs {
-		all[n.table] = append(all[n.table], n.rule)
+		all[n.table] = append(all[n.table], n.of(t.family))
 	}
 	if t.test(ctx, "nat", all["nat"]...) == nil && t.test(ctx, "filter", all["filter"]...) == nil {
 		return nil
 	}
 	for _, n := range needs {
-		if err := t.test(ctx, n.table, n.rule); err != nil {
+		if err := t.test(ctx, n.table, n.of(t.family)); err != nil {
 			return fmt.Errorf("the kernel does not offer %s to %s: load the module, or choose another --proxy-mode (%w)", n.what, t.name(""), err)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // sendBuffer is how large a transaction may be. It is a limit, not memory: a transaction is one message to the kernel,
-// about 45 bytes for each element.
+// about 45 bytes for each element of a set and 500 for a rule.
 const sendBuffer = 256 << 20
 
 // replyBuffer holds the kernel's complaints about one transaction.
@@ -143,7 +143,18 @@ func (s *Socket) send(msg []byte) error {
 	}
 }
 
-// Ask sends one request and calls got for each message of the answer. dump: the answer is a list.
+// Again does something once more if a list it reads was interrupted, some times.
+func Again(list func() error) (err error) {
+	for range 8 {
+		if err = list(); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	return err
+}
+
+// Ask sends one request and calls got for each message of the answer. dump: the answer is a list. A list that may lack
+// something, because somebody changed what is listed, ends with EINTR.
 func (s *Socket) Ask(family byte, typ uint16, dump bool, body []byte, got func(attrs []byte)) error {
 	s.seq++
 	flags := uint16(unix.NLM_F_REQUEST)
@@ -158,6 +169,7 @@ func (s *Socket) Ask(family byte, typ uint16, dump bool, body []byte, got func(a
 	if err := s.send(msg); err != nil {
 		return err
 	}
+	interrupted := false
 	for {
 		n, _, err := unix.Recvfrom(s.fd, s.in, 0)
 		if err == unix.EINTR {
@@ -170,8 +182,12 @@ func (s *Socket) Ask(family byte, typ uint16, dump bool, body []byte, got func(a
 			if m.Seq != s.seq {
 				continue
 			}
+			interrupted = interrupted || m.Interrupted
 			switch m.Type {
 			case unix.NLMSG_DONE:
+				if interrupted {
+					return unix.EINTR
+				}
 				return nil
 			case unix.NLMSG_ERROR:
 				if errno := m.errno(); errno != 0 {
@@ -190,8 +206,10 @@ func (s *Socket) Ask(family byte, typ uint16, dump bool, body []byte, got func(a
 // Message is a netlink message.
 type Message struct {
 	Type uint16
-	Seq  uint32
-	Body []byte
+	// Interrupted: the list that it is part of may lack something, since somebody changed what is listed.
+	Interrupted bool
+	Seq         uint32
+	Body        []byte
 }
 
 func (m *Message) errno() unix.Errno {
@@ -209,7 +227,8 @@ func Messages(b []byte) func(yield func(Message) bool) {
 			if size < unix.NLMSG_HDRLEN || size > len(b) {
 				return
 			}
-			m := Message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint32(b[8:]), b[unix.NLMSG_HDRLEN:size]}
+			flags := binary.NativeEndian.Uint16(b[6:])
+			m := Message{binary.NativeEndian.Uint16(b[4:]), flags&unix.NLM_F_DUMP_INTR != 0, binary.NativeEndian.Uint32(b[8:]), b[unix.NLMSG_HDRLEN:size]}
 			if !yield(m) {
 				return
 			}

@@ -118,7 +118,12 @@ type inventory struct {
 }
 
 // inventory returns nil where there is no table. It lists names, never elements.
-func (s *socket) inventory(l *layout) (*inventory, error) {
+func (s *socket) inventory(l *layout) (out *inventory, err error) {
+	err = nf.Again(func() error { out, err = s.takeInventory(l); return err })
+	return out, err
+}
+
+func (s *socket) takeInventory(l *layout) (*inventory, error) {
 	if _, err := s.table(l); errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	} else if err != nil {
