@@ -125,7 +125,7 @@ func waitAll(ctx context.Context, o options, c *cluster, p *harness.Process) (cu
 		if time.Now().After(end) {
 			return true, nil
 		}
-		if _, _, err := ask(c.vip(probes[0]), 5*time.Millisecond); err != nil {
+		if knock(c.vip(probes[0]), 5*time.Millisecond) != nil {
 			time.Sleep(time.Millisecond)
 			continue
 		}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/moby/ipvs"
@@ -246,8 +247,23 @@ func sendBulk(c net.Conn) {
 
 // ask connects and returns who answered, and how long it took until then.
 func ask(to netip.AddrPort, limit time.Duration) (string, time.Duration, error) {
+	return askFrom(0, to, limit)
+}
+
+// knock asks somebody who may not be there yet. What the kernel remembers of such a question would keep a later one from the
+// same port from being led anywhere, for two minutes; so these come from ports that nothing else here uses.
+func knock(to netip.AddrPort, limit time.Duration) error {
+	const first, last = 10000, 30000
+	_, _, err := askFrom(first+int(knocks.Add(1))%(last-first), to, limit)
+	return err
+}
+
+var knocks atomic.Int64
+
+func askFrom(port int, to netip.AddrPort, limit time.Duration) (string, time.Duration, error) {
 	begin := time.Now()
-	c, err := net.DialTimeout("tcp4", to.String(), limit)
+	from := net.Dialer{Timeout: limit, LocalAddr: &net.TCPAddr{Port: port}}
+	c, err := from.Dial("tcp4", to.String())
 	if err != nil {
 		return "", 0, err
 	}
