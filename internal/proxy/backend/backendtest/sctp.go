@@ -119,5 +119,5 @@ func (h *host) serveSCTP(at netip.AddrPort) (stop func(), err error) {
 
 // emulated is what tests in an emulated machine are given: more time, and less to do unless it is to be long.
 func (o *Options) emulated(rounds string) {
-	o.SCTP, o.Lossy, o.Brief, o.Patience = true, true, rounds != "long", 24*time.Second
+	o.SCTP, o.Brief, o.Patience = true, rounds != "long", 24*time.Second
 }

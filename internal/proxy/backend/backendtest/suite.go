@@ -44,8 +44,6 @@ type Options struct {
 	ServiceSource bool
 	// SCTP: this kernel has it. Brief: it is so slow that less must do.
 	SCTP, Brief bool
-	// Lossy: the machine itself, an emulated one, may lose a datagram in some thousand when it is kept waiting for a processor.
-	Lossy bool
 	// OneFamily leaves IPv6 out.
 	OneFamily bool
 	// Patience is how long an answer may take; zero: 4 s. Silence is believed after a twelfth of it, a second at most.
