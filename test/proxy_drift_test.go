@@ -40,7 +40,7 @@ func TestDrift(t *testing.T) {
 			})
 			repaired := eventually(t, 5*time.Second, "all is as it was", func() string {
 				if there := l.run(t, "nft", "list", "tables"); !strings.Contains(there, "table ip portal\n") || !strings.Contains(there, "table ip6 portal\n") {
-					return there
+					return "there are only " + there // nothing, perhaps
 				}
 				if now := l.tables(t); now != before {
 					return now
