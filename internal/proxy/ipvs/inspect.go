@@ -2,16 +2,18 @@ package ipvs
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/mdlayher/netlink"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // What is read back from our table: by whoever takes it over, and by whoever looks whether it is as it was told.
@@ -33,37 +35,144 @@ func (t *table) read() (*found, error) {
 		if !there {
 			continue
 		}
-		sets := setsOf(f)
 		// What can't be read is not as we make it, and will be replaced.
 		for o := range plan.Origins {
-			list, _ := t.GetSetElements(sets[marksMap[o]])
+			list, _ := t.list(f, marksMap[o])
 			for _, e := range list {
-				if k, ok := decodeFrontend(e.Key, f); ok && len(e.Val) == 4 {
+				if k, ok := decodeFrontend([]byte(e.from), f); ok && len(e.data) == 4 {
 					m := out.marks[k]
-					m[o] = binary.NativeEndian.Uint32(e.Val)
+					m[o] = binary.NativeEndian.Uint32([]byte(e.data))
 					out.marks[k] = m
 				}
 			}
 		}
-		list, _ := t.GetSetElements(sets[vipsSet])
+		list, _ := t.list(f, vipsSet)
 		for _, e := range list {
-			if a, ok := netip.AddrFromSlice(e.Key); ok {
+			if a, ok := netip.AddrFromSlice([]byte(e.from)); ok {
 				out.addrs[a] = true
 			}
 		}
-		list, _ = t.GetSetElements(sets[slotsSet])
+		list, _ = t.list(f, slotsSet)
 		for _, e := range list {
-			pool, to, ok := decodeSlot(e.Key, f)
-			if !ok || len(e.Val) != 8 {
+			pool, to, ok := decodeSlot([]byte(e.from), f)
+			if !ok || len(e.data) != 8 {
 				continue
 			}
 			if out.slots[pool] == nil {
 				out.slots[pool] = map[netip.AddrPort]uint32{}
 			}
-			out.slots[pool][to] = binary.NativeEndian.Uint32(e.Val[4:]) & maxSlot
+			out.slots[pool][to] = binary.NativeEndian.Uint32([]byte(e.data[4:])) & maxSlot
 		}
 	}
 	return out, nil
+}
+
+// entry is an element as the kernel has it, comparable: bytes but for the verdict.
+type entry struct {
+	from, to, data string
+	verdict        expr.Verdict
+}
+
+// entry is what the kernel makes of an element.
+func (e element) entry() entry {
+	x := e.encode()
+	out := entry{from: string(x.Key), to: string(x.KeyEnd), data: string(x.Val)}
+	if x.VerdictData != nil {
+		out.verdict = *x.VerdictData
+	}
+	return out
+}
+
+// key is what it takes to remove it.
+func (e entry) key() nftables.SetElement {
+	out := nftables.SetElement{Key: []byte(e.from)}
+	if e.to != "" {
+		out.KeyEnd = []byte(e.to)
+	}
+	return out
+}
+
+// standing is what sets have, all but the clients.
+type standing map[intent.Family]map[string][]entry
+
+func (t *table) standing(there map[intent.Family]bool) (standing, error) {
+	out := standing{}
+	for _, f := range families {
+		if !there[f] {
+			continue
+		}
+		out[f] = map[string][]entry{}
+		for name := range setsOf(f) {
+			if name == affinitySet {
+				continue
+			}
+			var err error
+			// One that is not there yet has nothing.
+			if out[f][name], err = t.list(f, name); err != nil && !errors.Is(err, unix.ENOENT) {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// list lists a set.
+func (t *table) list(f intent.Family, set string) (out []entry, err error) {
+	body := nf.AppendString(nf.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, tableName), unix.NFTA_SET_ELEM_LIST_SET, set)
+	err = nf.Again(func() error {
+		out = nil
+		return t.asks.Ask(byte(in(f).Family), unix.NFT_MSG_GETSETELEM, true, body, func(m []byte) {
+			for typ, v := range nf.Attributes(m) {
+				if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+					continue
+				}
+				for _, v := range nf.Attributes(v) {
+					out = append(out, entryOf(v))
+				}
+			}
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the set %s of the table %s: %w", set, tableName, err)
+	}
+	return out, nil
+}
+
+func entryOf(m []byte) (out entry) {
+	value := func(v []byte) (text string) {
+		for typ, v := range nf.Attributes(v) {
+			switch typ {
+			case unix.NFTA_DATA_VALUE:
+				text = string(v)
+			case unix.NFTA_DATA_VERDICT:
+				out.verdict = verdictIn(v)
+			}
+		}
+		return text
+	}
+	for typ, v := range nf.Attributes(m) {
+		switch typ {
+		case unix.NFTA_SET_ELEM_KEY:
+			out.from = value(v)
+		case nftables.NFTA_SET_ELEM_KEY_END:
+			out.to = value(v)
+		case unix.NFTA_SET_ELEM_DATA:
+			out.data = value(v)
+		}
+	}
+	return out
+}
+
+func verdictIn(m []byte) (out expr.Verdict) {
+	for typ, v := range nf.Attributes(m) {
+		switch typ {
+		case unix.NFTA_VERDICT_CODE:
+			out.Kind = expr.VerdictKind(int32(binary.BigEndian.Uint32(v)))
+		case unix.NFTA_VERDICT_CHAIN:
+			out.Chain = nf.Text(v)
+		}
+	}
+	return out
 }
 
 // clients are those that have an endpoint, for as long as they keep it.
@@ -87,11 +196,10 @@ func (t *table) check() error {
 				return fmt.Errorf("the chain %s of the table %s has %d rules instead of %d", name, tableName, rules[name], n)
 			}
 		}
-		sets := setsOf(f)
 		for name, n := range want.elements {
-			list, err := t.GetSetElements(sets[name])
+			list, err := t.list(f, name)
 			if err != nil {
-				return fmt.Errorf("list the set %s of the table %s: %w", name, tableName, err)
+				return err
 			}
 			if len(list) != n {
 				return fmt.Errorf("the set %s of the table %s has %d elements instead of %d", name, tableName, len(list), n)
@@ -102,40 +210,23 @@ func (t *table) check() error {
 }
 
 // countRules counts the rules of each of our chains.
-func (t *table) countRules(f intent.Family) (map[string]int, error) {
-	header := []byte{byte(in(f).Family), unix.NFNETLINK_V0, 0, 0}
-	name, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.NFTA_RULE_TABLE, Data: []byte(tableName + "\x00")}})
-	if err != nil {
-		return nil, err
-	}
-	list, err := t.raw.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE, Flags: netlink.Request | netlink.Dump},
-		Data:   append(header, name...),
-	})
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]int{}
-	for _, m := range list {
-		if len(m.Data) < len(header) {
-			continue
-		}
-		attrs, err := netlink.UnmarshalAttributes(m.Data[len(header):])
-		if err != nil {
-			return nil, err
-		}
-		var table, chain string
-		for _, a := range attrs {
-			switch a.Type {
-			case unix.NFTA_RULE_TABLE:
-				table = unix.ByteSliceToString(a.Data)
-			case unix.NFTA_RULE_CHAIN:
-				chain = unix.ByteSliceToString(a.Data)
+func (t *table) countRules(f intent.Family) (out map[string]int, err error) {
+	err = nf.Again(func() error {
+		out = map[string]int{}
+		return t.asks.Ask(byte(in(f).Family), unix.NFT_MSG_GETRULE, true, nf.AppendString(nil, unix.NFTA_RULE_TABLE, tableName), func(m []byte) {
+			var table, chain string
+			for typ, v := range nf.Attributes(m) {
+				switch typ {
+				case unix.NFTA_RULE_TABLE:
+					table = nf.Text(v)
+				case unix.NFTA_RULE_CHAIN:
+					chain = nf.Text(v)
+				}
 			}
-		}
-		if table == tableName {
-			out[chain]++
-		}
-	}
-	return out, nil
+			if table == tableName {
+				out[chain]++
+			}
+		})
+	})
+	return out, err
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 
@@ -15,6 +16,7 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // rules is our nftables table.
@@ -46,8 +48,8 @@ const clientLimit = 1 << 18
 // table is our table in the kernel.
 type table struct {
 	*nftables.Conn
-	// raw is for what the library can't read.
-	raw *netlink.Conn
+	// asks is for what the library can't read.
+	asks *nf.Socket
 	// has is how many rules a chain and how many elements a set should have.
 	has map[intent.Family]*contents
 }
@@ -64,17 +66,17 @@ func openTable() (*table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a connection to nftables: %w", err)
 	}
-	raw, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	asks, err := nf.Dial()
 	if err != nil {
 		_ = c.CloseLasting()
-		return nil, fmt.Errorf("open a connection to nftables: %w", err)
+		return nil, err
 	}
-	return &table{Conn: c, raw: raw, has: map[intent.Family]*contents{}}, nil
+	return &table{Conn: c, asks: asks, has: map[intent.Family]*contents{}}, nil
 }
 
 func (t *table) close() {
 	_ = t.CloseLasting()
-	_ = t.raw.Close()
+	_ = t.asks.Close()
 }
 
 // probe makes what kernels learned last of all that our table has, and removes it again: to refuse before routing. No
@@ -158,7 +160,8 @@ func setsOf(f intent.Family) map[string]*nftables.Set {
 }
 
 // replace writes in place where there is a table: a packet that is inside our rules at the commit goes on with the old ones,
-// but each look-up asks anew which elements count, and should find some.
+// but each look-up asks anew which elements count, and should find some. What is as it should be isn't touched at all:
+// before Linux 6.17, a look-up that the commit meets half-way finds neither an element that goes nor the same that comes.
 func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error {
 	there := map[intent.Family]bool{}
 	for _, f := range families {
@@ -168,25 +171,35 @@ func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map
 		}
 	}
 	if there[intent.IPv4] || there[intent.IPv6] {
-		if t.write(facts, bit, all, there, (*table).empty) == nil {
+		if has, err := t.standing(there); err == nil && t.write(facts, bit, all, there, has.trim) == nil {
+			return nil
+		}
+		// Somebody else has changed it meanwhile.
+		if t.write(facts, bit, all, there, empty) == nil {
 			return nil
 		}
 		// What is there is not as this version makes it.
 	}
-	return t.write(facts, bit, all, there, (*table).discard)
+	return t.write(facts, bit, all, there, discard)
 }
 
-// write makes the tables, after what is to be done with those that are there. That may hand elements back to be kept.
-func (t *table) write(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool, there map[intent.Family]bool,
-	clear func(*table, intent.Family) []nftables.SetElement,
-) error {
+// clearing makes room in a table that is there for all that is wanted in it. It returns what is missing then, and clients
+// that are to be kept.
+type clearing func(t *table, f intent.Family, all map[element]bool) (missing map[element]bool, clients []nftables.SetElement, err error)
+
+// write makes the tables, after what is to be done with those that are there.
+func (t *table) write(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool, there map[intent.Family]bool, clear clearing) error {
 	has := map[intent.Family]*contents{}
 	for _, f := range families {
+		missing := all[f]
 		var clients []nftables.SetElement
 		if there[f] && all[f] == nil {
 			t.DelTable(in(f))
 		} else if there[f] {
-			clients = clear(t, f)
+			var err error
+			if missing, clients, err = clear(t, f, all[f]); err != nil {
+				return err
+			}
 		}
 		if all[f] == nil {
 			continue
@@ -195,7 +208,8 @@ func (t *table) write(facts *plan.Facts, bit uint32, all map[intent.Family]map[e
 		if err := t.build(has[f]); err != nil {
 			return err
 		}
-		if err := t.add(f, all[f], has[f]); err != nil {
+		t.addAffinity(all[f], has[f])
+		if err := t.elements(f, missing, t.SetAddElements); err != nil {
 			return err
 		}
 		if err := handOver(setsOf(f)[affinitySet], clients, t.SetAddElements); err != nil {
@@ -210,22 +224,49 @@ func (t *table) write(facts *plan.Facts, bit uint32, all map[intent.Family]map[e
 	return nil
 }
 
+// trim takes out of a table's sets what is not wanted.
+func (s standing) trim(t *table, f intent.Family, all map[element]bool) (map[element]bool, []nftables.SetElement, error) {
+	wanted := map[string]map[entry]element{}
+	for e := range all {
+		if wanted[e.set] == nil {
+			wanted[e.set] = map[entry]element{}
+		}
+		wanted[e.set][e.entry()] = e
+	}
+	missing := maps.Clone(all)
+	t.AddTable(in(f))
+	for name, set := range setsOf(f) {
+		var stale []nftables.SetElement
+		for _, is := range s[f][name] {
+			if e, ok := wanted[name][is]; ok {
+				delete(missing, e)
+			} else {
+				stale = append(stale, is.key())
+			}
+		}
+		if err := handOver(set, stale, t.SetDeleteElements); err != nil {
+			return nil, nil, err
+		}
+	}
+	return missing, nil, nil
+}
+
 // empty takes the elements out of a table's sets, but for the clients that have an endpoint.
-func (t *table) empty(f intent.Family) []nftables.SetElement {
+func empty(t *table, f intent.Family, all map[element]bool) (map[element]bool, []nftables.SetElement, error) {
 	t.AddTable(in(f))
 	for name, s := range setsOf(f) {
 		if name != affinitySet {
 			t.FlushSet(s)
 		}
 	}
-	return nil
+	return all, nil, nil
 }
 
 // discard removes a table.
-func (t *table) discard(f intent.Family) []nftables.SetElement {
+func discard(t *table, f intent.Family, all map[element]bool) (map[element]bool, []nftables.SetElement, error) {
 	clients := t.clients(f)
 	t.DelTable(in(f))
-	return clients
+	return all, clients, nil
 }
 
 func (c *contents) count(list map[element]bool, by int) {
@@ -266,14 +307,13 @@ func (t *table) addChains(has *contents, list []chain) {
 	}
 }
 
-// add adds elements, after the chains that they lead to.
-func (t *table) add(f intent.Family, list map[element]bool, has *contents) error {
+// addAffinity adds the chains that elements lead to.
+func (t *table) addAffinity(list map[element]bool, has *contents) {
 	for e := range list {
 		if _, there := has.rules[stickChain(e.affinity)]; e.affinity > 0 && !there {
 			t.addChains(has, has.ruler.affinity(e.affinity))
 		}
 	}
-	return t.elements(f, list, t.SetAddElements)
 }
 
 // elements hands elements over in messages that the kernel takes.
@@ -344,7 +384,8 @@ func (t *table) change(del, add map[intent.Family]map[element]bool) error {
 		if t.has[f] == nil {
 			continue
 		}
-		if err := t.add(f, list, t.has[f]); err != nil {
+		t.addAffinity(list, t.has[f])
+		if err := t.elements(f, list, t.SetAddElements); err != nil {
 			return err
 		}
 	}

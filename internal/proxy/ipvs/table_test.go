@@ -183,6 +183,97 @@ func TestReplaceInPlace(t *testing.T) {
 	})
 }
 
+// turned is another address, or number.
+func turned(key string) string {
+	b := []byte(key)
+	b[len(b)-1] ^= 0x40
+	return string(b)
+}
+
+// TestTrim: of what is as it should be nothing is touched, of no sort of element; of the rest what differs.
+func TestTrim(t *testing.T) {
+	withTable(t, func(table *table) {
+		all := everything()
+		if err := table.replace(facts(), defaultMark, all); err != nil {
+			t.Error(err)
+			return
+		}
+		there := map[intent.Family]bool{intent.IPv4: true, intent.IPv6: true}
+		missing := func(want map[intent.Family]map[element]bool) (n int) {
+			has, err := table.standing(there)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, f := range families {
+				list, _, err := has.trim(table, f, want[f])
+				if err != nil {
+					t.Error(err)
+				}
+				n += len(list)
+			}
+			if err := table.Flush(); err != nil {
+				t.Error(err)
+			}
+			return n
+		}
+		count := func() (n int) {
+			has, err := table.standing(there)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, sets := range has {
+				for _, list := range sets {
+					n += len(list)
+				}
+			}
+			return n
+		}
+		whole := len(all[intent.IPv4]) + len(all[intent.IPv6])
+		if n := missing(all); n != 0 || count() != whole {
+			t.Errorf("%d elements are told again, %d of %d are there", n, count(), whole)
+		}
+		// One after the other, each sort of element is another.
+		for _, f := range families {
+			for e := range all[f] {
+				other := maps.Clone(all[f])
+				delete(other, e)
+				changed := e
+				switch {
+				case e.mark != 0:
+					changed.mark ^= 1
+				case e.verdict == forward:
+					changed.verdict = masquerade
+				case e.verdict != none:
+					changed.verdict = forward
+				case e.affinity > 0:
+					changed.affinity += time.Second
+				default:
+					changed.key = turned(e.key)
+					if e.end != "" {
+						changed.end = turned(e.end)
+					}
+				}
+				other[changed] = true
+				want := map[intent.Family]map[element]bool{f: other}
+				for _, g := range families {
+					if g != f {
+						want[g] = all[g]
+					}
+				}
+				if n := missing(want); n != 1 || count() != whole-1 {
+					t.Errorf("%+v in place of %+v: %d are told again, %d of %d are left", changed, e, n, count(), whole)
+				}
+				if err := errors.Join(table.replace(facts(), defaultMark, want), table.check(), table.replace(facts(), defaultMark, all), table.check()); err != nil {
+					t.Errorf("%+v in place of %+v: %v", changed, e, err)
+				}
+				if n := missing(all); n != 0 || count() != whole {
+					t.Errorf("after %+v: %d elements are told again, %d of %d are there", e, n, count(), whole)
+				}
+			}
+		}
+	})
+}
+
 // TestCleanup removes what is ours and nothing else.
 func TestCleanup(t *testing.T) {
 	r := newRun()
