@@ -16,6 +16,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // the queues' own metrics
 
 	"portal/internal/controllers"
+	"portal/internal/startup"
 )
 
 // controllersOptions are the flags of `portal controllers`.
@@ -37,7 +38,10 @@ func newControllersCommand() *cobra.Command {
 		Long: `Run the controllers alone: Endpoints and EndpointSlices of Services, the life cycle of namespaces and nodes, and
 the collection of garbage. Several can stand by: one leads, and another takes over when it is gone.`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			startup.Collect(100)
+			return o.run(cmd.Context())
+		},
 	}
 	f := cmd.Flags()
 	o.logs.addFlags(f)

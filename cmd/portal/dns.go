@@ -12,8 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
-	"runtime"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,6 +28,7 @@ import (
 	"portal/internal/dns/zone"
 	"portal/internal/intent"
 	"portal/internal/intent/watch"
+	"portal/internal/startup"
 )
 
 // dnsOptions are the flags of portal dns, as they were given.
@@ -141,10 +140,8 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	// The heap is records that live long, and answers allocate nothing; collecting sooner costs little.
-	debug.SetGCPercent(20)
-	// Nobody can ask this process for a profile of its heap, and each sample walks through tables of the binary that would
-	// otherwise not be in memory.
-	runtime.MemProfileRate = 0
+	startup.Collect(20)
+	noHeapProfile() // nobody can ask this process for one
 	o.alone = true
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

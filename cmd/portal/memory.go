@@ -13,21 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startQuickly puts off the first collection of garbage until the heap is as large as a small cluster's lists make it: while
-// a process starts, there is hardly any garbage to find, and everything else waits for the processor too.
-func startQuickly() {
-	if os.Getenv("GOGC") != "" {
-		return
-	}
-	limit := debug.SetMemoryLimit(-1)
-	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(min(limit, 64<<20))
-	// The first collection finds that nobody needs this.
-	runtime.SetFinalizer(&struct{ _ [16]byte }{}, func(any) {
-		debug.SetMemoryLimit(limit)
-		tuneMemory()
-	})
-}
+// noHeapProfile takes no more samples of what is allocated: each walks through tables of the binary that would otherwise not
+// be in memory.
+func noHeapProfile() { runtime.MemProfileRate = 0 }
 
 // trimMemory gives back, once the first lists are in, what only starting took: the garbage of the lists, and those pages
 // of this binary that only its initialisation touched. Portal is one binary for many tasks, and most of it is not this.

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,6 +27,7 @@ import (
 	"portal/internal/proxy/healthcheck"
 	"portal/internal/proxy/ipvs"
 	"portal/internal/proxy/userspace"
+	"portal/internal/startup"
 )
 
 // proxyOptions are the flags of portal proxy, as they were given or a configuration file has them.
@@ -154,16 +154,17 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-	startQuickly()
+	startup.Then(garbage)
+	if !o.profiling {
+		noHeapProfile()
+	}
 	return o.serve(cmd.Context(), log, config, modes, api, func(ctx context.Context, p *proxy.Proxy) {
 		trimMemory(ctx, p.Synced)
 		// Again when the first seconds are over: they touch pages that nothing touches later.
 		if wait(ctx, 2*time.Second) {
 			trim()
 		}
-		if os.Getenv("GOGC") == "" {
-			debug.SetGCPercent(25) // from here on little changes at a time
-		}
+		startup.Collect(25) // from here on little changes at a time
 		keepTrimmed(ctx)
 	})
 }

@@ -5,15 +5,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
 	"portal/internal/server"
+	"portal/internal/startup"
 )
 
 func newServerCommand() *cobra.Command {
@@ -32,7 +31,7 @@ func newServerCommand() *cobra.Command {
 			if err := opts.Validate(); err != nil {
 				return usageError{err}
 			}
-			tuneMemory()
+			startup.Collect(garbage)
 			return server.Run(cmd.Context(), opts, func(ctx context.Context, _ server.Info) error {
 				trimMemory(ctx, func() bool { return true })
 				return nil
@@ -75,12 +74,8 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 	f.DurationVar(&o.AuditInterval, "audit-interval", o.AuditInterval, "how often allocations are checked against their Services")
 }
 
-// tuneMemory trades a few percent of CPU for a part of the memory that garbage takes, unless GOGC says otherwise.
-func tuneMemory() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(70)
-	}
-}
+// garbage is in percent of what is in use: a little less than usual, which trades a few percent of CPU for a part of the memory.
+const garbage = 70
 
 // logOptions choose how much is logged.
 type logOptions struct{ verbosity int }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"portal/internal/server"
+	"portal/internal/startup"
 )
 
 // upOptions are the flags of `portal up`: those of the server, and of what runs beside it.
@@ -57,7 +58,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		return usageError{fmt.Errorf("--proxy-mode: %q is not one of none, auto, %s", o.proxy, strings.Join(proxyModeNames(), ", "))}
 	}
 	o.logs.quiet(cmd.ErrOrStderr())
-	tuneMemory()
+	startup.Collect(garbage)
 	out := cmd.OutOrStdout()
 	fmt.Fprintln(out, "Portal is starting ...")
 	// What runs beside the server ends with the same signal, and is waited for.

@@ -43,6 +43,7 @@ func (resource) key(obj runtime.Object) intent.Key {
 type clients struct {
 	core, discovery, networking *rest.RESTClient
 	asking                      singleflight.Group
+	door                        *door
 }
 
 func newClients(config *rest.Config) (*clients, error) {
@@ -65,7 +66,7 @@ func newClients(config *rest.Config) (*clients, error) {
 		return nil, err
 	}
 	networking, err := client(networkingv1.SchemeGroupVersion, "/apis")
-	return &clients{core: core, discovery: discovery, networking: networking}, err
+	return &clients{core: core, discovery: discovery, networking: networking, door: newDoor()}, err
 }
 
 // identity tells one cluster from another: the UID of a namespace that every cluster has. Empty where there is none or
@@ -87,6 +88,7 @@ func (c *clients) beginIdentity(ctx context.Context) <-chan string {
 }
 
 func (c *clients) askIdentity(ctx context.Context) (string, error) {
+	c.door.wait(ctx)
 	var ns corev1.Namespace
 	err := c.core.Get().Resource("namespaces").Name(metav1.NamespaceSystem).Do(ctx).Into(&ns)
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
@@ -98,7 +100,7 @@ func (c *clients) askIdentity(ctx context.Context) (string, error) {
 func (c *clients) resource(cluster *intent.Cluster, s intent.Source, o Options) resource {
 	switch s {
 	case intent.Services:
-		return bind(c.core, "services", metav1.ListOptions{LabelSelector: o.ServiceSelector}, Service,
+		return bind(c, c.core, "services", metav1.ListOptions{LabelSelector: o.ServiceSelector}, Service,
 			func(k intent.Key) *intent.Service {
 				if e := cluster.Entry(k); e != nil {
 					return e.Service
@@ -106,28 +108,28 @@ func (c *clients) resource(cluster *intent.Cluster, s intent.Source, o Options) 
 				return nil
 			}, cluster.SetService, cluster.DeleteService)
 	case intent.EndpointSlices:
-		return bind(c.discovery, "endpointslices", metav1.ListOptions{LabelSelector: cmp.Or(o.SliceSelector, o.ServiceSelector)}, Slice,
+		return bind(c, c.discovery, "endpointslices", metav1.ListOptions{LabelSelector: cmp.Or(o.SliceSelector, o.ServiceSelector)}, Slice,
 			cluster.Slice, cluster.SetSlice, cluster.DeleteSlice)
 	case intent.Nodes:
 		only := metav1.ListOptions{}
 		if o.Node != "" {
 			only.FieldSelector = "metadata.name=" + o.Node
 		}
-		return bind(c.core, "nodes", only, Node,
+		return bind(c, c.core, "nodes", only, Node,
 			func(k intent.Key) *intent.Node { return cluster.Node(k.Name) },
 			cluster.SetNode, func(k intent.Key) { cluster.DeleteNode(k.Name) })
 	case intent.Namespaces:
-		return bind(c.core, "namespaces", metav1.ListOptions{LabelSelector: o.NamespaceSelector}, Namespace,
+		return bind(c, c.core, "namespaces", metav1.ListOptions{LabelSelector: o.NamespaceSelector}, Namespace,
 			func(k intent.Key) *intent.Namespace { return cluster.Namespace(k.Name) },
 			cluster.SetNamespace, func(k intent.Key) { cluster.DeleteNamespace(k.Name) })
 	case intent.ServiceCIDRs:
-		r := bind(c.networking, "servicecidrs", metav1.ListOptions{}, ServiceCIDR,
+		r := bind(c, c.networking, "servicecidrs", metav1.ListOptions{}, ServiceCIDR,
 			func(k intent.Key) *intent.ServiceCIDR { return cluster.ServiceCIDR(k.Name) },
 			cluster.SetServiceCIDR, func(k intent.Key) { cluster.DeleteServiceCIDR(k.Name) })
 		r.optional = true
 		return r
 	default:
-		return bind(c.core, "pods", metav1.ListOptions{}, Pod, cluster.Pod, cluster.SetPod, cluster.DeletePod)
+		return bind(c, c.core, "pods", metav1.ListOptions{}, Pod, cluster.Pod, cluster.SetPod, cluster.DeletePod)
 	}
 }
 
@@ -138,7 +140,7 @@ type object[T any] interface {
 }
 
 // bind ties a kind of the API to the functions of the cluster that take it.
-func bind[T any, P object[T], V any](c *rest.RESTClient, plural string, only metav1.ListOptions,
+func bind[T any, P object[T], V any](all *clients, c *rest.RESTClient, plural string, only metav1.ListOptions,
 	convert func(P) *V, current func(intent.Key) *V, set func(*V), remove func(intent.Key)) resource {
 	request := func(o metav1.ListOptions) *rest.Request {
 		o.LabelSelector, o.FieldSelector = only.LabelSelector, only.FieldSelector
@@ -146,6 +148,8 @@ func bind[T any, P object[T], V any](c *rest.RESTClient, plural string, only met
 	}
 	r := resource{remove: remove}
 	r.list = func(ctx context.Context, o metav1.ListOptions) (metav1.ListInterface, error) {
+		ctx, done := all.door.enter(ctx)
+		defer done()
 		obj, err := request(o).Do(ctx).Get()
 		if err != nil {
 			return nil, err
