@@ -68,7 +68,7 @@ func (s *Snapshot) Acknowledge(refused ...FrontendKey) {
 		}
 	}
 	s.changed, s.facts, s.serving, s.full, s.ahead = left, false, false, false, false
-	clear(s.changedIPs)
+	s.changedIPs = map[netip.Addr]bool{} // one that was emptied would keep its room
 }
 
 // Prepared says that the mode has prepared all of the snapshot, though the kernel does nothing of it yet: the next delta is

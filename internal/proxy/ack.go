@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
 )
@@ -54,7 +55,7 @@ func (p *Proxy) changes() []plan.ServiceChange {
 			out = append(out, plan.ServiceChange{Key: k, Old: old, New: now})
 		}
 	}
-	clear(p.changed)
+	p.changed = map[intent.Key]*plan.Service{} // one that was emptied would keep its room
 	slices.SortFunc(out, func(a, b plan.ServiceChange) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})

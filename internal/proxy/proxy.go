@@ -299,7 +299,7 @@ func (p *Proxy) planAll() {
 	for k := range p.dirty {
 		p.planOne(k)
 	}
-	clear(p.dirty)
+	p.dirty = map[intent.Key]struct{}{} // one that was emptied would keep its room
 }
 
 // refreshFacts reads the node's facts again; if they differ, every plan may.
