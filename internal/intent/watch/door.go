@@ -4,44 +4,62 @@ import (
 	"context"
 	"net/http/httptrace"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
-// door lets the first request make the connection that all use: HTTP/2 carries them side by side, but requests that come
-// while there is no connection yet each begin one, and a handshake takes both sides milliseconds.
+// door lets one request make the connection that all use: HTTP/2 carries them side by side, but requests that come while
+// there is no connection yet each begin one, and a handshake takes both sides milliseconds.
 type door struct {
-	taken  atomic.Bool
-	once   sync.Once
-	opened chan struct{}
+	mu sync.Mutex
+	// taken: somebody is on the way; through: there has been a connection, and nobody waits any more.
+	taken, through bool
+	opened         chan struct{}
 }
 
-// doorWait bounds how long anybody waits for the first: it may have met a server that doesn't answer, or speaks HTTP/1.
+// doorWait bounds how long anybody waits for a connection that is being made.
 const doorWait = time.Second
 
 func newDoor() *door { return &door{opened: make(chan struct{})} }
 
-func (d *door) open() { d.once.Do(func() { close(d.opened) }) }
-
-// enter is called with the context of a request, which is to be made with the one returned, and done afterwards.
-func (d *door) enter(ctx context.Context) (_ context.Context, done func()) {
-	if d.taken.CompareAndSwap(false, true) {
-		return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { d.open() }}), d.open
+// take says that a request is about to be made, if none is yet; done says that it is over, whatever came of it.
+func (d *door) take() (done func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.taken {
+		return func() {}
 	}
-	d.wait(ctx)
-	return ctx, func() {}
+	d.taken = true
+	return func() { d.open(false) }
 }
 
-func (d *door) wait(ctx context.Context) {
-	select {
-	case <-d.opened:
+// traced returns a context for a request that opens the door as soon as it has a connection.
+func (d *door) traced(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { d.open(true) }})
+}
+
+// open lets those pass who wait: for good, or, if there is no connection, until somebody else tries.
+func (d *door) open(through bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.through {
 		return
-	default:
+	}
+	close(d.opened)
+	d.taken, d.through, d.opened = through, through, make(chan struct{})
+}
+
+// wait waits for a connection that is being made.
+func (d *door) wait(ctx context.Context) {
+	d.mu.Lock()
+	waits, opened := d.taken && !d.through, d.opened
+	d.mu.Unlock()
+	if !waits {
+		return
 	}
 	limit := time.NewTimer(doorWait)
 	defer limit.Stop()
 	select {
-	case <-d.opened:
+	case <-opened:
 	case <-ctx.Done():
 	case <-limit.C:
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -53,41 +54,47 @@ func TestOneConnection(t *testing.T) {
 	}
 }
 
-// TestDoor: whoever comes second waits for the first to get through, to give up, or to take too long.
+// TestDoor: others wait for the first to have a connection, to give up, or to take too long.
 func TestDoor(t *testing.T) {
-	passes := func(d *door, ctx context.Context) <-chan time.Duration {
+	waited := func(d *door, ctx context.Context) <-chan time.Duration {
 		out, began := make(chan time.Duration, 1), time.Now()
 		go func() {
-			_, done := d.enter(ctx)
-			done()
+			d.wait(ctx)
 			out <- time.Since(began)
 		}()
 		return out
 	}
+	after := func(d time.Duration, f func()) { time.Sleep(d * time.Millisecond); f() }
 	for name, c := range map[string]struct {
-		meanwhile func(done, cancel func())
+		meanwhile func(connect, fail, cancel func())
 		want      time.Duration
+		next      time.Duration // how long whoever comes then waits for another
 	}{
-		"the first is through":     {func(done, _ func()) { time.Sleep(5 * time.Millisecond); done() }, 5 * time.Millisecond},
-		"the first takes too long": {func(func(), func()) {}, doorWait},
-		"nobody wants it any more": {func(_, cancel func()) { time.Sleep(7 * time.Millisecond); cancel() }, 7 * time.Millisecond},
+		"the first is through":     {func(connect, _, _ func()) { after(5, connect) }, 5 * time.Millisecond, 0},
+		"the first has failed":     {func(_, fail, _ func()) { after(6, fail) }, 6 * time.Millisecond, doorWait},
+		"the first takes too long": {func(_, _, _ func()) {}, doorWait, doorWait},
+		"nobody wants it any more": {func(_, _, cancel func()) { after(7, cancel) }, 7 * time.Millisecond, doorWait},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
 				d := newDoor()
-				_, done := d.enter(ctx)
-				second := passes(d, ctx)
+				if took := <-waited(d, ctx); took != 0 {
+					t.Errorf("where nobody is on the way, somebody waited %v", took)
+				}
+				fail := d.take()
+				connect := httptrace.ContextClientTrace(d.traced(ctx)).GotConn
+				d.take()() // who isn't the first opens nothing
+				second := waited(d, ctx)
 				synctest.Wait()
-				c.meanwhile(done, cancel)
+				c.meanwhile(func() { connect(httptrace.GotConnInfo{}); fail() }, fail, cancel)
 				if took := <-second; took != c.want {
 					t.Errorf("the second waited %v, expected %v", took, c.want)
 				}
-				done()
-				done()
-				if took := <-passes(d, context.Background()); took != 0 {
-					t.Errorf("a third waited %v", took)
+				d.take()
+				if took := <-waited(d, context.Background()); took != c.next {
+					t.Errorf("the next waited %v, expected %v", took, c.next)
 				}
 			})
 		})

@@ -77,20 +77,22 @@ func (c *clients) identity(ctx context.Context) (string, error) {
 	return id.(string), err
 }
 
-// beginIdentity asks for the identity beside other things. The channel gets an answer in any case.
+// beginIdentity asks for the identity beside other things, which may wait for the connection that this makes. The channel
+// gets an answer in any case.
 func (c *clients) beginIdentity(ctx context.Context) <-chan string {
 	out := make(chan string, 1)
+	done := c.door.take()
 	go func() {
 		id, _ := c.identity(ctx)
+		done()
 		out <- id
 	}()
 	return out
 }
 
 func (c *clients) askIdentity(ctx context.Context) (string, error) {
-	c.door.wait(ctx)
 	var ns corev1.Namespace
-	err := c.core.Get().Resource("namespaces").Name(metav1.NamespaceSystem).Do(ctx).Into(&ns)
+	err := c.core.Get().Resource("namespaces").Name(metav1.NamespaceSystem).Do(c.door.traced(ctx)).Into(&ns)
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		return "", nil
 	}
@@ -148,8 +150,7 @@ func bind[T any, P object[T], V any](all *clients, c *rest.RESTClient, plural st
 	}
 	r := resource{remove: remove}
 	r.list = func(ctx context.Context, o metav1.ListOptions) (metav1.ListInterface, error) {
-		ctx, done := all.door.enter(ctx)
-		defer done()
+		all.door.wait(ctx)
 		obj, err := request(o).Do(ctx).Get()
 		if err != nil {
 			return nil, err

@@ -35,9 +35,11 @@ func (t *table) read() (*found, error) {
 		if !there {
 			continue
 		}
-		// What can't be read is not as we make it, and will be replaced.
 		for o := range plan.Origins {
-			list, _ := t.list(f, marksMap[o])
+			list, err := t.ownList(f, marksMap[o])
+			if err != nil {
+				return nil, err
+			}
 			for _, e := range list {
 				if k, ok := decodeFrontend([]byte(e.from), f); ok && len(e.data) == 4 {
 					m := out.marks[k]
@@ -46,13 +48,18 @@ func (t *table) read() (*found, error) {
 				}
 			}
 		}
-		list, _ := t.list(f, vipsSet)
+		list, err := t.ownList(f, vipsSet)
+		if err != nil {
+			return nil, err
+		}
 		for _, e := range list {
 			if a, ok := netip.AddrFromSlice([]byte(e.from)); ok {
 				out.addrs[a] = true
 			}
 		}
-		list, _ = t.list(f, slotsSet)
+		if list, err = t.ownList(f, slotsSet); err != nil {
+			return nil, err
+		}
 		for _, e := range list {
 			pool, to, ok := decodeSlot([]byte(e.from), f)
 			if !ok || len(e.data) != 8 {
@@ -65,6 +72,16 @@ func (t *table) read() (*found, error) {
 		}
 	}
 	return out, nil
+}
+
+// ownList lists a set of a table that may not be as we make it: what can't be read is not ours, and will be replaced. But a
+// list that others keep interrupting says nothing.
+func (t *table) ownList(f intent.Family, set string) ([]entry, error) {
+	list, err := t.list(f, set)
+	if errors.Is(err, unix.EINTR) {
+		return nil, err
+	}
+	return list, nil
 }
 
 // entry is an element as the kernel has it, comparable: bytes but for the verdict.
@@ -188,6 +205,9 @@ func (t *table) clients(f intent.Family) []nftables.SetElement {
 func (t *table) check() error {
 	for f, want := range t.has {
 		rules, err := t.countRules(f)
+		if errors.Is(err, unix.EINTR) {
+			return nil // others are at work; the next check will see
+		}
 		if err != nil {
 			return fmt.Errorf("list the rules of the table %s: %w", tableName, err)
 		}
@@ -198,6 +218,9 @@ func (t *table) check() error {
 		}
 		for name, n := range want.elements {
 			list, err := t.list(f, name)
+			if errors.Is(err, unix.EINTR) {
+				return nil
+			}
 			if err != nil {
 				return err
 			}

@@ -24,7 +24,7 @@ type rules interface {
 	probe() error
 	// read returns what an earlier process noted; nothing where there is no table.
 	read() (*found, error)
-	// replace makes the table anew in one step, for the families given; in others there is none afterwards.
+	// replace makes the table what is given in one step, for the families given; in others there is none afterwards.
 	replace(f *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error
 	// change removes and adds elements in one step.
 	change(del, add map[intent.Family]map[element]bool) error
@@ -48,7 +48,7 @@ const clientLimit = 1 << 18
 // table is our table in the kernel.
 type table struct {
 	*nftables.Conn
-	// asks is for what the library can't read.
+	// asks is for reading: the library takes a list that was interrupted for a whole one, and leaves out verdicts.
 	asks *nf.Socket
 	// has is how many rules a chain and how many elements a set should have.
 	has map[intent.Family]*contents
@@ -174,7 +174,7 @@ func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map
 		if has, err := t.standing(there); err == nil && t.write(facts, bit, all, there, has.trim) == nil {
 			return nil
 		}
-		// Somebody else has changed it meanwhile.
+		// Somebody else has changed it meanwhile, or keeps changing something, so that it can't be read.
 		if t.write(facts, bit, all, there, empty) == nil {
 			return nil
 		}
@@ -237,10 +237,12 @@ func (s standing) trim(t *table, f intent.Family, all map[element]bool) (map[ele
 	t.AddTable(in(f))
 	for name, set := range setsOf(f) {
 		var stale []nftables.SetElement
+		listed := map[entry]bool{} // the kernel may list one twice, if the set grows meanwhile
 		for _, is := range s[f][name] {
 			if e, ok := wanted[name][is]; ok {
 				delete(missing, e)
-			} else {
+			} else if !listed[is] {
+				listed[is] = true
 				stale = append(stale, is.key())
 			}
 		}

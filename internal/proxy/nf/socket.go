@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -143,14 +144,14 @@ func (s *Socket) send(msg []byte) error {
 	}
 }
 
-// Again does something once more if a list it reads was interrupted, some times.
+// Again does something once more if a list it reads was interrupted, some times, and then a little later.
 func Again(list func() error) (err error) {
-	for range 8 {
-		if err = list(); !errors.Is(err, unix.EINTR) {
-			break
+	for pause := time.Millisecond; ; pause *= 2 {
+		if err = list(); !errors.Is(err, unix.EINTR) || pause > 100*time.Millisecond {
+			return err
 		}
+		time.Sleep(pause)
 	}
-	return err
 }
 
 // Ask sends one request and calls got for each message of the answer. dump: the answer is a list. A list that may lack
