@@ -359,7 +359,7 @@ func testRewrite(t *testing.T, s *suite) {
 				}
 				asked.Add(1)
 				if got := p.from.try(p.p, netip.Addr{}, p.to, s.Patience); got.what != answered {
-					t.Errorf("%v: %s", p, got)
+					t.Errorf("%v from port %d: %s%s", p, got.port, got, s.known(got.port))
 					failures++
 				}
 			}

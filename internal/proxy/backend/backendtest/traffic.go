@@ -79,6 +79,7 @@ func (w *world) listen(h *host, at netip.AddrPort) error {
 type outcome struct {
 	what string // answered, refused, silence, or an error's name
 	src  netip.Addr
+	port uint16 // of the source
 	// Of an answer: who gave it, and what source it saw.
 	endpoint netip.AddrPort
 	seen     netip.Addr
@@ -102,6 +103,8 @@ type flow struct {
 	fd  int
 	tcp bool
 	src netip.Addr
+	// port is the source's.
+	port uint16
 }
 
 // open begins a connection from an address of a host, or from any. The socket is made in the host's namespace and can be
@@ -132,7 +135,7 @@ func (h *host) open(p intent.Protocol, src netip.Addr, dst netip.AddrPort) (*flo
 		}
 	}
 	if local, e := unix.Getsockname(f.fd); e == nil {
-		f.src = addrOf(local)
+		f.src, f.port = addrOf(local), portOf(local)
 	}
 	if err != nil {
 		f.close()
@@ -180,6 +183,16 @@ func addrOf(s unix.Sockaddr) netip.Addr {
 		return netip.AddrFrom16(s.Addr).Unmap()
 	}
 	return netip.Addr{}
+}
+
+func portOf(s unix.Sockaddr) uint16 {
+	switch s := s.(type) {
+	case *unix.SockaddrInet4:
+		return uint16(s.Port)
+	case *unix.SockaddrInet6:
+		return uint16(s.Port)
+	}
+	return 0
 }
 
 var errSilence = errors.New(silence)
@@ -250,7 +263,7 @@ func (h *host) try(p intent.Protocol, src netip.Addr, dst netip.AddrPort, patien
 	}
 	o := read(line, err)
 	if f != nil {
-		o.src = f.src
+		o.src, o.port = f.src, f.port
 		f.close()
 	}
 	return o
