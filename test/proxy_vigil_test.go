@@ -169,9 +169,13 @@ func (v *vigil) halt() {
 	}
 }
 
-// end ends the vigil and reports.
+// end ends the vigil and reports. However short it was, those who live have said something after all that happened.
 func (v *vigil) end(t *testing.T) {
 	t.Helper()
+	enough := v.said.Load() + 2*int64(len(v.flows))
+	for until := time.Now().Add(4 * vigilPatience); v.said.Load() < enough && time.Now().Before(until) && !v.failed(); {
+		time.Sleep(vigilPause)
+	}
 	v.halt()
 	for i, f := range v.failures {
 		if i == 10 {
