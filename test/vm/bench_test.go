@@ -22,6 +22,7 @@ func BenchmarkProxy(b *testing.B) {
 	if text, err := cmd.CombinedOutput(); err != nil {
 		b.Fatalf("building bench/proxy: %v\n%s", err, text)
 	}
+	// Each is started once: kube-proxy takes minutes for it here.
 	for b.Loop() {
 		r := vm.Run(b, vm.Spec{Timeout: 50 * time.Minute, Memory: 3072, Command: fmt.Sprintf(`
 set -e
@@ -29,7 +30,7 @@ cd /tmp
 cp %s portal
 cp %s kube-proxy
 export PORTAL_BINARY=/tmp/portal
-%s -portal /tmp/portal -kube-proxy /tmp/kube-proxy -modes ipvs -services 1000 -haproxy=false -churn 0 -connections 300 -changes 5 -patience 10m
+%s -portal /tmp/portal -kube-proxy /tmp/kube-proxy -modes ipvs -services 1000 -starts 1 -haproxy=false -churn 0 -connections 300 -changes 5 -patience 10m
 `, vm.Host+harness.Portal(), vm.Host+resolved(b, harness.Peer("kube-proxy")), vm.Host+bench)})
 		if r.Exit != 0 {
 			b.Fatalf("exit %d after %v:\n%s", r.Exit, r.Took, r.Output)
