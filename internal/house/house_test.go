@@ -131,7 +131,7 @@ func TestNoHiddenStart(t *testing.T) {
 			continue
 		}
 		for _, decl := range f.syntax.Decls {
-			// translations is all about when it is initialised.
+			// These two are all about when they are initialised.
 			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" && f.dir != "internal/translations" && f.dir != "internal/startup" {
 				t.Errorf("%s has an init function: nothing may happen by being imported", f.path)
 			}

@@ -1,6 +1,6 @@
 // Package startup puts off the first collection of garbage until the heap is as large as a small cluster's lists make it.
 // While a program starts there is hardly any garbage to find, and everything else waits for the processor too: what the
-// packages of a program with an API server and kubectl in it allocate while they are initialised is reason enough for two.
+// packages of a program with an API server and kubectl in it allocate while they are initialised is reason enough for several.
 //
 // It imports next to nothing, so that it is initialised before most others: Go takes packages in the order of their
 // paths, each when all that it imports has been, and those of Kubernetes wait for packages from sigs.k8s.io.

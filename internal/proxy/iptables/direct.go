@@ -121,15 +121,7 @@ func (d *direct) lookOnce(f intent.Family) (ours map[string]found, all map[strin
 		ours[table] = found{jumps: map[string]bool{}}
 	}
 	err = d.socket.Ask(family(f), unix.NFT_MSG_GETCHAIN, true, nil, func(m []byte) {
-		var table, name string
-		for typ, v := range nf.Attributes(m) {
-			switch typ {
-			case unix.NFTA_CHAIN_TABLE:
-				table = nf.Text(v)
-			case unix.NFTA_CHAIN_NAME:
-				name = nf.Text(v)
-			}
-		}
+		table, name := nf.Names(m, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME)
 		if slices.Contains(tables, table) {
 			all[table] = append(all[table], name)
 			if strings.HasPrefix(name, prefix) {

@@ -237,16 +237,7 @@ func (t *table) countRules(f intent.Family) (out map[string]int, err error) {
 	err = nf.Again(func() error {
 		out = map[string]int{}
 		return t.asks.Ask(byte(in(f).Family), unix.NFT_MSG_GETRULE, true, nf.AppendString(nil, unix.NFTA_RULE_TABLE, tableName), func(m []byte) {
-			var table, chain string
-			for typ, v := range nf.Attributes(m) {
-				switch typ {
-				case unix.NFTA_RULE_TABLE:
-					table = nf.Text(v)
-				case unix.NFTA_RULE_CHAIN:
-					chain = nf.Text(v)
-				}
-			}
-			if table == tableName {
+			if table, chain := nf.Names(m, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN); table == tableName {
 				out[chain]++
 			}
 		})

@@ -74,3 +74,16 @@ func Text(v []byte) string {
 	}
 	return string(v)
 }
+
+// Names returns two names that a message carries: mostly of a table, and of what is in it.
+func Names(m []byte, first, second uint16) (a, b string) {
+	for typ, v := range Attributes(m) {
+		switch typ {
+		case first:
+			a = Text(v)
+		case second:
+			b = Text(v)
+		}
+	}
+	return a, b
+}
