@@ -56,6 +56,9 @@ func measure(ctx context.Context, o options, net *network, c *cluster, who, mode
 		return out, fmt.Errorf("%w\n%s", err, p.Tail())
 	}
 	out.Change, out.ChangeP99 = quantile(changes, 0.5), quantile(changes, 0.99)
+	if out.MemoryBusy, _, _, err = usage(p.Pid()); err != nil {
+		return out, err
+	}
 	if mode == "iptables" {
 		if out.Kernel, err = acceptance(); err != nil {
 			return out, err

@@ -34,6 +34,9 @@ type result struct {
 	ChurnCPU     float64 `json:"churnCPU,omitempty"`
 	Memory       float64 `json:"memoryMB"`
 	MemoryPeak   float64 `json:"memoryPeakMB"`
+	// MemoryBusy is that of the moment after a row of changes; Memory is that after a row of connections, which the kernel
+	// makes without the proxy.
+	MemoryBusy float64 `json:"memoryBusyMB"`
 }
 
 func (r *result) String() string {
@@ -130,6 +133,7 @@ func (r *report) compare(at string, own, peer *result) {
 		r.note(at+"start to last Service, times as fast", peer.Start/own.Start)
 		r.note(at+"memory, share", share)
 	}
+	r.note(at+"memory right after changes, share", own.MemoryBusy/peer.MemoryBusy)
 	if own.Services >= promisedAt || ipvs {
 		atLeast("endpoint changed, times as fast", peer.Change/own.Change, goal.change)
 	} else {

@@ -141,7 +141,6 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 	}
 	// The heap is records that live long, and answers allocate nothing; collecting sooner costs little.
 	startup.Collect(20)
-	noHeapProfile() // nobody can ask this process for one
 	o.alone = true
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

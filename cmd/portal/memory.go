@@ -2,20 +2,15 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"os"
-	"runtime"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// noHeapProfile takes no more samples of what is allocated: each walks through tables of the binary that would otherwise not
-// be in memory.
-func noHeapProfile() { runtime.MemProfileRate = 0 }
 
 // trimMemory gives back, once the first lists are in, what only starting took: the garbage of the lists, and those pages
 // of this binary that only its initialisation touched. Portal is one binary for many tasks, and most of it is not this.
@@ -28,17 +23,25 @@ func trimMemory(ctx context.Context, ready func() bool) {
 	trim()
 }
 
-// trimEvery is how often a process looks at how much memory it holds.
-const trimEvery = 10 * time.Second
+const (
+	// dropEvery is how often a process looks at how much of its binary it holds, trimEvery at how much memory in all.
+	dropEvery = 2 * time.Second
+	trimEvery = 10 * time.Second
+)
 
 // keepTrimmed gives back what bursts leave behind: a process that allocates little would not do so before the
-// next collection of garbage, which may be minutes away.
+// next collection of garbage, which may be minutes away, and the kernel maps sixteen pages of a binary where one is needed.
 func keepTrimmed(ctx context.Context) {
-	least := resident()
-	for wait(ctx, trimEvery) {
-		if resident() > least+least/8 {
+	least, leastOfFiles := resident()
+	for looks := 1; wait(ctx, dropEvery); looks++ {
+		all, ofFiles := resident()
+		switch {
+		case looks%int(trimEvery/dropEvery) == 0 && all > least+least/8:
 			trim()
-			least = resident()
+			least, leastOfFiles = resident()
+		case ofFiles > leastOfFiles+leastOfFiles/4:
+			dropCleanPages()
+			_, leastOfFiles = resident()
 		}
 	}
 }
@@ -54,22 +57,28 @@ func wait(ctx context.Context, d time.Duration) bool {
 
 func trim() {
 	debug.FreeOSMemory()
-	if f, err := os.Open("/proc/self/smaps"); err == nil {
-		defer f.Close()
-		for _, m := range cleanMappings(bufio.NewScanner(f)) {
-			// Clean pages of a file come back from the page cache when they are needed again: a few at a time, not by the
-			// two megabytes that a kernel maps where the cache holds them in one piece.
-			_, _, _ = unix.Syscall(unix.SYS_MADVISE, m.start, m.length, unix.MADV_NOHUGEPAGE)
-			_, _, _ = unix.Syscall(unix.SYS_MADVISE, m.start, m.length, unix.MADV_DONTNEED)
-		}
+	dropCleanPages()
+}
+
+// dropCleanPages gives back the pages of this binary: they come back from the page cache when they are needed again, a few
+// at a time, not by the two megabytes that a kernel maps where the cache holds them in one piece.
+func dropCleanPages() {
+	f, err := os.Open("/proc/self/smaps")
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	for _, m := range cleanMappings(bufio.NewScanner(f)) {
+		_, _, _ = unix.Syscall(unix.SYS_MADVISE, m.start, m.length, unix.MADV_NOHUGEPAGE)
+		_, _, _ = unix.Syscall(unix.SYS_MADVISE, m.start, m.length, unix.MADV_DONTNEED)
 	}
 }
 
-// resident is how many pages of memory the process holds.
-func resident() (pages int) {
+// resident is how many pages of memory the process holds, and how many of those are files'.
+func resident() (all, ofFiles int) {
 	raw, _ := os.ReadFile("/proc/self/statm")
-	_, _ = fmt.Sscanf(string(raw), "%d %d", new(int), &pages)
-	return pages
+	_, _ = fmt.Sscanf(string(raw), "%d %d %d", new(int), &all, &ofFiles)
+	return all, ofFiles
 }
 
 type mapping struct{ start, length uintptr }
@@ -81,20 +90,21 @@ func cleanMappings(s *bufio.Scanner) []mapping {
 	if err != nil {
 		return nil
 	}
+	name := []byte(" " + self)
 	var out []mapping
 	var current mapping
 	candidate := false
 	for s.Scan() {
-		line := s.Text()
-		var start, end uintptr
-		var perms string
-		if n, _ := fmt.Sscanf(line, "%x-%x %s", &start, &end, &perms); n == 3 {
+		line := s.Bytes()
+		switch {
+		case bytes.HasSuffix(line, name):
+			var start, end uintptr
+			var perms string
+			n, _ := fmt.Sscanf(string(line), "%x-%x %s", &start, &end, &perms)
 			current = mapping{start, end - start}
-			candidate = strings.HasSuffix(line, " "+self) && (perms == "r-xp" || perms == "r--p")
-			continue
-		}
-		if candidate && strings.HasPrefix(line, "Anonymous:") {
-			if strings.Fields(line)[1] == "0" {
+			candidate = n == 3 && (perms == "r-xp" || perms == "r--p")
+		case candidate && bytes.HasPrefix(line, []byte("Anonymous:")):
+			if string(bytes.Fields(line)[1]) == "0" {
 				out = append(out, current)
 			}
 			candidate = false

@@ -155,11 +155,12 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 	}
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 	startup.Then(garbage)
-	if !o.profiling {
-		noHeapProfile()
+	if o.profiling {
+		startup.Profile()
 	}
 	return o.serve(cmd.Context(), log, config, modes, api, func(ctx context.Context, p *proxy.Proxy) {
 		trimMemory(ctx, p.Synced)
+		p.Cluster.Pack()
 		// Again when the first seconds are over: they touch pages that nothing touches later.
 		if wait(ctx, 2*time.Second) {
 			trim()

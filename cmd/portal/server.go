@@ -32,6 +32,7 @@ func newServerCommand() *cobra.Command {
 				return usageError{err}
 			}
 			startup.Collect(garbage)
+			startup.Profile()
 			return server.Run(cmd.Context(), opts, func(ctx context.Context, _ server.Info) error {
 				trimMemory(ctx, func() bool { return true })
 				return nil

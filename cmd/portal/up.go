@@ -59,6 +59,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	}
 	o.logs.quiet(cmd.ErrOrStderr())
 	startup.Collect(garbage)
+	startup.Profile()
 	out := cmd.OutOrStdout()
 	fmt.Fprintln(out, "Portal is starting ...")
 	// What runs beside the server ends with the same signal, and is waited for.

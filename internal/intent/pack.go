@@ -57,7 +57,7 @@ func pack(b []byte, v reflect.Value) []byte {
 			return append(b, 1)
 		}
 		return append(b, 0)
-	case reflect.Uint8, reflect.Uint16, reflect.Uint32:
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		return binary.AppendUvarint(b, v.Uint())
 	case reflect.Int64:
 		return binary.AppendVarint(b, v.Int())
@@ -117,7 +117,7 @@ func (u *unpacker) value(v reflect.Value) {
 		v.SetString(u.text())
 	case reflect.Bool:
 		v.SetBool(u.number() == 1)
-	case reflect.Uint8, reflect.Uint16, reflect.Uint32:
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		v.SetUint(u.number())
 	case reflect.Int64:
 		n := u.number()

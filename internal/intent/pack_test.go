@@ -3,6 +3,9 @@ package intent
 import (
 	"net/netip"
 	"reflect"
+	"slices"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 )
@@ -29,7 +32,7 @@ func full(t *testing.T, v reflect.Value, n *int) {
 		v.SetString("text-" + string(rune('a'+*n%26)))
 	case reflect.Bool:
 		v.SetBool(true)
-	case reflect.Uint8, reflect.Uint16, reflect.Uint32:
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		v.SetUint(uint64(*n%200) + 1)
 	case reflect.Int64:
 		v.SetInt(int64(*n) * -1e9)
@@ -93,5 +96,85 @@ func TestPackedCluster(t *testing.T) {
 	}
 	if d := b.Follow().Take(); len(d.Services) != 2 {
 		t.Errorf("a feed begins with %v", d.Services)
+	}
+}
+
+// A cluster that is packed while it changes loses no change, whichever side of the packing it came on.
+func TestPackWhileChanging(t *testing.T) {
+	for range 20 {
+		clusters := []*Cluster{NewCluster(Services), NewCluster(Services)}
+		name := func(i int) Key { return Key{"shop", strconv.Itoa(i)} }
+		const n = 300
+		for _, c := range clusters {
+			for i := range n {
+				c.SetService(&Service{Key: name(i), UID: "1"})
+				c.SetSlice(&Slice{Key: name(i), Service: name(i).Name, Family: IPv4})
+			}
+		}
+		change := func(c *Cluster) {
+			for i := range n {
+				switch i % 4 {
+				case 0:
+					c.SetService(&Service{Key: name(i), UID: "2"})
+				case 1:
+					c.DeleteService(name(i))
+					c.DeleteSlice(name(i))
+				case 2:
+					c.SetSlice(&Slice{Key: Key{"shop", "more-" + strconv.Itoa(i)}, Service: name(i).Name, Family: IPv6})
+				case 3:
+					c.SetService(&Service{Key: name(n + i)})
+				}
+			}
+		}
+		change(clusters[0])
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(clusters[1].Pack)
+		}
+		change(clusters[1])
+		wg.Wait()
+		if _, ok := clusters[1].services.(packed); !ok {
+			t.Fatal("it is not packed")
+		}
+		if a, b := clusters[0].Snapshot(), clusters[1].Snapshot(); !reflect.DeepEqual(a, b) {
+			t.Fatalf("not the same: %d entries and %d", len(a.Services), len(b.Services))
+		}
+	}
+}
+
+// Who remembers the greatest version that it has seen of an entry can tell what is new in it.
+func TestVersions(t *testing.T) {
+	for _, c := range []*Cluster{NewCluster(Services), NewPackedCluster(Services)} {
+		k, a, b := Key{"shop", "web"}, Key{"shop", "web-a"}, Key{"shop", "web-b"}
+		var seen uint64
+		expect := func(step string, service, first, second bool) {
+			t.Helper()
+			e := c.Entry(k)
+			got := []bool{e.Version > seen, e.Versions[0] > seen, e.Versions[1] > seen}
+			if want := []bool{service, first, second}; !slices.Equal(got, want) {
+				t.Errorf("%s: new are %v, not %v", step, got, want)
+			}
+			seen = e.Newest()
+		}
+		c.SetSlice(&Slice{Key: b, Service: "web"})
+		c.SetService(&Service{Key: k})
+		c.SetSlice(&Slice{Key: a, Service: "web"})
+		expect("all", true, true, true)
+		expect("nothing", false, false, false)
+		c.SetSlice(&Slice{Key: b, Service: "web", Family: IPv4})
+		expect("one slice", false, false, true)
+		c.SetService(&Service{Key: k, UID: "2"})
+		expect("the Service", true, false, false)
+		c.DeleteSlice(a)
+		c.SetSlice(&Slice{Key: a, Service: "web"})
+		expect("a slice that was away", false, true, false)
+		c.DeleteService(k)
+		c.DeleteSlice(a)
+		c.DeleteSlice(b)
+		for _, s := range []Key{a, b} {
+			c.SetSlice(&Slice{Key: s, Service: "web"})
+		}
+		c.SetService(&Service{Key: k})
+		expect("all of it was away", true, true, true)
 	}
 }

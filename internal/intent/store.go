@@ -40,6 +40,8 @@ type Cluster struct {
 
 	// owner remembers which Service a slice was filed under, since an update may move its label.
 	owner map[Key]string
+	// version counts the changes of entries.
+	version uint64
 }
 
 // NewCluster returns an empty intent that is complete once each of the sources has been listed.
@@ -62,18 +64,53 @@ func NewPackedCluster(wanted ...Source) *Cluster {
 	return c
 }
 
+// Pack goes over to what NewPackedCluster does, once the first lists have been read: that they come soon matters more then
+// than memory does. It holds nobody up while it packs.
+func (c *Cluster) Pack() {
+	c.mu.RLock()
+	before, ok := c.services.(whole)
+	if ok {
+		before = maps.Clone(before)
+	}
+	c.mu.RUnlock()
+	if !ok {
+		return
+	}
+	done := make(packed, len(before))
+	for k, e := range before {
+		done.set(k, e)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now, ok := c.services.(whole)
+	if !ok {
+		return // somebody else was sooner
+	}
+	for k, e := range now {
+		if before[k] != e {
+			done.set(k, e)
+		}
+	}
+	for k := range before {
+		if now[k] == nil {
+			done.remove(k)
+		}
+	}
+	c.services = done
+}
+
 // SetService adds or replaces a Service.
 func (c *Cluster) SetService(s *Service) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.update(s.Key, func(e *Entry) { e.Service = s })
+	c.update(s.Key, func(e *Entry) { e.Service, e.Version = s, c.version })
 }
 
 // DeleteService removes a Service; slices that name it stay until they are removed themselves.
 func (c *Cluster) DeleteService(k Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.update(k, func(e *Entry) { e.Service = nil })
+	c.update(k, func(e *Entry) { e.Service, e.Version = nil, c.version })
 }
 
 // SetSlice adds or replaces a slice.
@@ -90,11 +127,11 @@ func (c *Cluster) SetSlice(s *Slice) {
 	c.update(Key{s.Namespace, s.Service}, func(e *Entry) {
 		i, found := slices.BinarySearchFunc(e.Slices, s.Name, sliceByName)
 		if found {
-			e.Slices = slices.Clone(e.Slices)
-			e.Slices[i] = s
+			e.Slices, e.Versions = slices.Clone(e.Slices), slices.Clone(e.Versions)
+			e.Slices[i], e.Versions[i] = s, c.version
 			return
 		}
-		e.Slices = slices.Insert(slices.Clone(e.Slices), i, s)
+		e.Slices, e.Versions = slices.Insert(slices.Clone(e.Slices), i, s), slices.Insert(slices.Clone(e.Versions), i, c.version)
 	})
 }
 
@@ -115,7 +152,7 @@ func (c *Cluster) removeSlice(k Key) {
 	delete(c.owner, k)
 	c.update(Key{k.Namespace, service}, func(e *Entry) {
 		if i, found := slices.BinarySearchFunc(e.Slices, k.Name, sliceByName); found {
-			e.Slices = slices.Delete(slices.Clone(e.Slices), i, i+1)
+			e.Slices, e.Versions = slices.Delete(slices.Clone(e.Slices), i, i+1), slices.Delete(slices.Clone(e.Versions), i, i+1)
 		}
 	})
 }
@@ -126,6 +163,7 @@ func (c *Cluster) update(k Key, change func(*Entry)) {
 	if old := c.services.get(k); old != nil {
 		*next = *old
 	}
+	c.version++
 	change(next)
 	if next.Service == nil && len(next.Slices) == 0 {
 		c.services.remove(k)

@@ -185,6 +185,19 @@ type Slice struct {
 type Entry struct {
 	Service *Service
 	Slices  []*Slice
+	// Version is that of the Service's last change, and Versions are those of the slices': each is greater than any before it,
+	// so that a reader who remembers the greatest it has seen can tell what is new.
+	Version  uint64
+	Versions []uint64
+}
+
+// Newest is the greatest version of what is there.
+func (e *Entry) Newest() uint64 {
+	newest := e.Version
+	for _, v := range e.Versions {
+		newest = max(newest, v)
+	}
+	return newest
 }
 
 // Taint is a node's taint.

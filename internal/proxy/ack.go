@@ -19,8 +19,9 @@ func (p *Proxy) acknowledge(ctx context.Context, delta *plan.Delta, refused *bac
 	p.mu.Lock()
 	p.noteRefused(refused)
 	for _, c := range changes {
-		if r := p.known[c.Key]; r != nil && r.acked.IsZero() {
-			r.acked = now
+		if r, ok := p.known[c.Key]; ok && r.acked == 0 {
+			r.acked = now.UnixNano()
+			p.known[c.Key] = r
 		}
 	}
 	p.status.Synced, p.status.LastSync, p.status.LastSyncTook = true, now, now.Sub(start)

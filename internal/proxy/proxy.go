@@ -80,14 +80,21 @@ type Proxy struct {
 	// mu lets people read what follows while the loop is not changing it.
 	mu     sync.RWMutex
 	snap   *plan.Snapshot
-	known  map[intent.Key]*record
+	known  map[intent.Key]record
 	status status
 }
 
 // record is what the loop remembers of a Service name.
 type record struct {
-	entry *intent.Entry
-	acked time.Time // zero: something of it has not been
+	newest  uint64 // version
+	acked   int64  // time in nanoseconds; zero: something of it has not been
+	slices  int32
+	service bool
+}
+
+// recordOf remembers an entry of which nothing has been acknowledged.
+func recordOf(e *intent.Entry) record {
+	return record{newest: e.Newest(), slices: int32(len(e.Slices)), service: e.Service != nil}
 }
 
 // trigger is a change of endpoints whose way into the kernel is timed.
@@ -100,7 +107,7 @@ type trigger struct {
 func New(o Options) *Proxy {
 	p := &Proxy{
 		Options: o, metrics: newMetrics(), began: time.Now(), newFacts: true,
-		dirty: map[intent.Key]struct{}{}, changed: map[intent.Key]*plan.Service{}, known: map[intent.Key]*record{},
+		dirty: map[intent.Key]struct{}{}, changed: map[intent.Key]*plan.Service{}, known: map[intent.Key]record{},
 	}
 	p.status.Wanted = o.Mode
 	return p
@@ -338,13 +345,13 @@ func (p *Proxy) planOne(k intent.Key) {
 	p.metrics.changed(r.diff(e))
 	p.time(r, e)
 	old, next := p.snap.Services[k], plan.For(e, p.snap.Facts)
-	switch {
-	case e == nil:
+	now := record{}
+	if e == nil {
 		delete(p.known, k)
-	case r == nil:
-		p.known[k] = &record{entry: e}
-	default:
-		r.entry = e
+	} else {
+		now = recordOf(e)
+		now.acked = r.acked
+		p.known[k] = now
 	}
 	if old == nil && next == nil {
 		return
@@ -354,49 +361,35 @@ func (p *Proxy) planOne(k intent.Key) {
 	}
 	p.snap.Set(k, next)
 	if next != nil && (old == nil || !slices.Equal(old.Frontends, next.Frontends)) {
-		p.known[k].acked = time.Time{}
+		now.acked = 0
+		p.known[k] = now
 	}
 	p.metrics.lost.replace(old, next)
 }
 
 // diff counts what of a Service name changed: the Service itself, and slices.
-func (r *record) diff(e *intent.Entry) (services, slices int) {
-	var was intent.Entry
-	if r != nil {
-		was = *r.entry
-	}
+func (r record) diff(e *intent.Entry) (services, slices int) {
 	if e == nil {
 		e = &intent.Entry{}
 	}
-	if was.Service != e.Service {
+	if r.service != (e.Service != nil) || r.service && e.Version > r.newest {
 		services = 1
 	}
-	for _, s := range e.Slices {
-		if !r.has(s) {
+	for _, v := range e.Versions {
+		if v > r.newest {
 			slices++
 		}
 	}
-	return services, slices + max(0, len(was.Slices)-len(e.Slices))
-}
-
-func (r *record) has(s *intent.Slice) bool {
-	if r != nil {
-		for _, old := range r.entry.Slices {
-			if old == s {
-				return true
-			}
-		}
-	}
-	return false
+	return services, slices + max(0, int(r.slices)-len(e.Slices))
 }
 
 // time notes when new slices came to be, as far as that was since this process began.
-func (p *Proxy) time(r *record, e *intent.Entry) {
+func (p *Proxy) time(r record, e *intent.Entry) {
 	if e == nil {
 		return
 	}
-	for _, s := range e.Slices {
-		if s.TriggerTime.After(p.began) && !r.has(s) {
+	for i, s := range e.Slices {
+		if s.TriggerTime.After(p.began) && e.Versions[i] > r.newest {
 			p.triggers = append(p.triggers, trigger{s.TriggerTime, s.Family})
 		}
 	}

@@ -119,8 +119,8 @@ func (p *Proxy) State(only *intent.Key) *State {
 		for _, f := range snap.Frontends {
 			if only == nil || *only == f.ID.Service {
 				frontends = append(frontends, f)
-				if r := p.known[f.ID.Service]; r != nil {
-					acked[f.ID.Service] = r.acked
+				if r := p.known[f.ID.Service]; r.acked != 0 {
+					acked[f.ID.Service] = time.Unix(0, r.acked)
 				}
 			}
 		}

@@ -1,6 +1,7 @@
 // Package startup puts off the first collection of garbage until the heap is as large as a small cluster's lists make it.
 // While a program starts there is hardly any garbage to find, and everything else waits for the processor too: what the
 // packages of a program with an API server and kubectl in it allocate while they are initialised is reason enough for several.
+// Nor are samples taken for profiles that nobody can ask for.
 //
 // It imports next to nothing, so that it is initialised before most others: Go takes packages in the order of their
 // paths, each when all that it imports has been, and those of Kubernetes wait for packages from sigs.k8s.io.
@@ -23,7 +24,13 @@ var first struct {
 	percent int   // to be set when the wait is over
 }
 
+// sampled is how many bytes Go lets pass between two samples for its profile of the heap, unless told otherwise.
+const sampled = 512 << 10
+
 func init() {
+	if runtime.MemProfileRate == sampled {
+		runtime.MemProfileRate = 0
+	}
 	if os.Getenv("GOGC") != "" {
 		return // whoever set it knows better
 	}
@@ -36,6 +43,14 @@ func init() {
 		defer first.Unlock()
 		over()
 	})
+}
+
+// Profile takes samples of what is allocated from here on, for those that can be asked for them. Nobody else needs them, and
+// each walks through tables of the binary that would otherwise not be in memory.
+func Profile() {
+	if runtime.MemProfileRate == 0 {
+		runtime.MemProfileRate = sampled
+	}
 }
 
 // over ends the wait, if it has not ended.

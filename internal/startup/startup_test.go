@@ -128,6 +128,28 @@ func TestGOGC(t *testing.T) {
 	expect(t, 150, unlimited)
 }
 
+// TestProfile: nothing is sampled before somebody wants it, unless the environment says so.
+func TestProfile(t *testing.T) {
+	if !child(t) {
+		return
+	}
+	if runtime.MemProfileRate != 0 {
+		t.Errorf("one of %d bytes is sampled from the beginning", runtime.MemProfileRate)
+	}
+	if startup.Profile(); runtime.MemProfileRate != 512<<10 {
+		t.Errorf("one of %d bytes is sampled", runtime.MemProfileRate)
+	}
+}
+
+func TestProfileAsWanted(t *testing.T) {
+	if !child(t, "GODEBUG=memprofilerate=1000") {
+		return
+	}
+	if startup.Profile(); runtime.MemProfileRate != 1000 {
+		t.Errorf("one of %d bytes is sampled", runtime.MemProfileRate)
+	}
+}
+
 // TestEarly: packages that take long are initialised later.
 func TestEarly(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run", "^$")
