@@ -128,6 +128,9 @@ var ignoredProxyFlags = map[string]string{
 	"ipvs-exclude-cidrs": "",
 }
 
+// fewEndpoints is how many a Service may have to be kept packed: thousands of Services have few, and few have thousands.
+const fewEndpoints = 64
+
 // run turns flags into a proxy and runs it until a signal.
 func (o *proxyOptions) run(cmd *cobra.Command) error {
 	if o.config != "" {
@@ -160,7 +163,7 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 	}
 	return o.serve(cmd.Context(), log, config, modes, api, func(ctx context.Context, p *proxy.Proxy) {
 		trimMemory(ctx, p.Synced)
-		p.Cluster.Pack()
+		p.Cluster.Pack(fewEndpoints)
 		// Again when the first seconds are over: they touch pages that nothing touches later.
 		if wait(ctx, 2*time.Second) {
 			trim()

@@ -26,28 +26,57 @@ func (w whole) keys(do func(Key, bool)) {
 
 func (w whole) clone() map[Key]*Entry { return maps.Clone(w) }
 
-type packed map[Key]string
-
-func (p packed) get(k Key) *Entry {
-	if s, ok := p[k]; ok {
-		return unpackEntry(s)
-	}
-	return nil
+// packed holds entries packed, but for those with more endpoints than upTo, if that is given: they are few, and to unpack them
+// for each change would cost more than they take.
+type packed struct {
+	small map[Key]string
+	large whole
+	upTo  int
 }
 
-func (p packed) set(k Key, e *Entry) { p[k] = packEntry(e) }
-func (p packed) remove(k Key)        { delete(p, k) }
+func newPacked(upTo, room int) packed { return packed{make(map[Key]string, room), whole{}, upTo} }
+
+func (p packed) get(k Key) *Entry {
+	if s, ok := p.small[k]; ok {
+		return unpackEntry(s)
+	}
+	return p.large[k]
+}
+
+func (p packed) set(k Key, e *Entry) {
+	if p.upTo > 0 && e.endpoints() > p.upTo {
+		delete(p.small, k)
+		p.large[k] = e
+		return
+	}
+	delete(p.large, k)
+	p.small[k] = packEntry(e)
+}
+
+func (p packed) remove(k Key) {
+	delete(p.small, k)
+	delete(p.large, k)
+}
 
 func (p packed) keys(do func(Key, bool)) {
-	for k, s := range p {
+	for k, s := range p.small {
 		do(k, hasService(s))
 	}
+	p.large.keys(do)
 }
 
 func (p packed) clone() map[Key]*Entry {
-	out := make(map[Key]*Entry, len(p))
-	for k, s := range p {
+	out := make(map[Key]*Entry, len(p.small)+len(p.large))
+	for k, s := range p.small {
 		out[k] = unpackEntry(s)
 	}
+	maps.Copy(out, p.large)
 	return out
+}
+
+func (e *Entry) endpoints() (n int) {
+	for _, s := range e.Slices {
+		n += len(s.Endpoints)
+	}
+	return n
 }

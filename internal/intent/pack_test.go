@@ -123,22 +123,47 @@ func TestPackWhileChanging(t *testing.T) {
 					c.SetSlice(&Slice{Key: Key{"shop", "more-" + strconv.Itoa(i)}, Service: name(i).Name, Family: IPv6})
 				case 3:
 					c.SetService(&Service{Key: name(n + i)})
+					c.SetSlice(&Slice{Key: name(i), Service: name(i).Name, Family: IPv4, Endpoints: make([]Endpoint, i%5)})
 				}
 			}
 		}
 		change(clusters[0])
 		var wg sync.WaitGroup
 		for range 2 {
-			wg.Go(clusters[1].Pack)
+			wg.Go(func() { clusters[1].Pack(2) })
 		}
 		change(clusters[1])
 		wg.Wait()
-		if _, ok := clusters[1].services.(packed); !ok {
-			t.Fatal("it is not packed")
+		if p, ok := clusters[1].services.(packed); !ok || len(p.small) < n/2 || len(p.large) == 0 {
+			t.Fatalf("it is not packed: %T", clusters[1].services)
 		}
 		if a, b := clusters[0].Snapshot(), clusters[1].Snapshot(); !reflect.DeepEqual(a, b) {
 			t.Fatalf("not the same: %d entries and %d", len(a.Services), len(b.Services))
 		}
+	}
+}
+
+// An entry that grows is kept as it is, and packed again when it has shrunk.
+func TestPackSmall(t *testing.T) {
+	c := NewCluster(Services)
+	c.Pack(2)
+	k := Key{"shop", "web"}
+	for _, n := range []int{0, 2, 3, 5, 1, 4} {
+		c.SetSlice(&Slice{Key: k, Service: "web", Endpoints: make([]Endpoint, n)})
+		p := c.services.(packed)
+		if _, small := p.small[k]; small != (n <= 2) || len(p.small)+len(p.large) != 1 {
+			t.Errorf("of %d endpoints: %d packed, %d not", n, len(p.small), len(p.large))
+		}
+		if e := c.Entry(k); e == nil || len(e.Slices[0].Endpoints) != n {
+			t.Errorf("of %d endpoints: %+v", n, e)
+		}
+		if got := len(c.Snapshot().Services); got != 1 {
+			t.Errorf("of %d endpoints: %d entries", n, got)
+		}
+	}
+	c.DeleteSlice(k)
+	if c.Entry(k) != nil || len(c.Follow().Take().Services) > 0 {
+		t.Error("it is still there")
 	}
 }
 

@@ -60,13 +60,13 @@ func NewCluster(wanted ...Source) *Cluster {
 // packed, in a fraction of the memory, and each reading makes a new one.
 func NewPackedCluster(wanted ...Source) *Cluster {
 	c := NewCluster(wanted...)
-	c.services = packed{}
+	c.services = newPacked(0, 0)
 	return c
 }
 
-// Pack goes over to what NewPackedCluster does, once the first lists have been read: that they come soon matters more then
-// than memory does. It holds nobody up while it packs.
-func (c *Cluster) Pack() {
+// Pack packs entries from now on, but for those with more than upTo endpoints: for who must have read the first lists soon, and
+// then gives more for memory. It holds nobody up while it packs.
+func (c *Cluster) Pack(upTo int) {
 	c.mu.RLock()
 	before, ok := c.services.(whole)
 	if ok {
@@ -76,7 +76,7 @@ func (c *Cluster) Pack() {
 	if !ok {
 		return
 	}
-	done := make(packed, len(before))
+	done := newPacked(upTo, len(before))
 	for k, e := range before {
 		done.set(k, e)
 	}
