@@ -24,26 +24,40 @@ func trimMemory(ctx context.Context, ready func() bool) {
 }
 
 const (
-	// dropEvery is how often a process looks at how much of its binary it holds, trimEvery at how much memory in all.
-	dropEvery = 2 * time.Second
+	// lookEvery is how often a process looks at how much memory it holds, trimEvery how often it collects garbage for it.
+	lookEvery = 400 * time.Millisecond
 	trimEvery = 10 * time.Second
+	// quiet is how much of the processor a process may have taken since the last look for it to have had nothing to do.
+	quiet = time.Millisecond
 )
 
 // keepTrimmed gives back what bursts leave behind: a process that allocates little would not do so before the
 // next collection of garbage, which may be minutes away, and the kernel maps sixteen pages of a binary where one is needed.
+// Pages of the binary wait for the end of a burst: in its midst they would come back at once.
 func keepTrimmed(ctx context.Context) {
 	least, leastOfFiles := resident()
-	for looks := 1; wait(ctx, dropEvery); looks++ {
+	busy, trimmed := processorTime(), time.Now()
+	for wait(ctx, lookEvery) {
 		all, ofFiles := resident()
+		before := busy
+		busy = processorTime()
 		switch {
-		case looks%int(trimEvery/dropEvery) == 0 && all > least+least/8:
+		case time.Since(trimmed) > trimEvery && all > least+least/8:
 			trim()
+			trimmed = time.Now()
 			least, leastOfFiles = resident()
-		case ofFiles > leastOfFiles+leastOfFiles/4:
+		case busy-before < quiet && ofFiles > leastOfFiles+leastOfFiles/4:
 			dropCleanPages()
 			_, leastOfFiles = resident()
 		}
 	}
+}
+
+// processorTime is how much of it the process has taken.
+func processorTime() time.Duration {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // fails for no process that asks for itself
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func wait(ctx context.Context, d time.Duration) bool {
