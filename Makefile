@@ -124,8 +124,8 @@ bench-proxy-ipvs: build peers vm ## Portal's IPVS mode beside kube-proxy's, at 1
 .PHONY: bench-proxy-large
 bench-proxy-large: build peers ## the same with 30,000 Services, and with 5,000 of 50 endpoints (an hour and more)
 	@hack/need nft iptables conntrack ip
-	go run ./bench/proxy -haproxy=false -services 10,30000
-	go run ./bench/proxy -haproxy=false -services 5000 -endpoints 50
+	@many=0; go run ./bench/proxy -haproxy=false -services 10,30000 || many=1; \
+	go run ./bench/proxy -haproxy=false -services 5000 -endpoints 50 && exit $$many
 
 $(PEERS)/etcd: bench/peers/go.mod bench/peers/etcd/main.go
 	@hack/need go

@@ -16,14 +16,15 @@ import (
 
 var (
 	only = flag.String("vm.only", "*", "scenarios by name, with stars")
-	more = flag.String("vm.more", "etp-local-host-network,externalip-is-pod-ip", "this project's own scenarios by name, with stars")
+	more = flag.String("vm.more", "etp-local-host-network,externalip-is-pod-ip,restart-udp-*,"+
+		"udp-service-deleted,udp-all-removed,udp-ranges-changed,udp-itp-local-lost,udp-policy-local,udp-lb-withdrawn,udp-not-ready,udp-no-longer-serving", "this project's own scenarios by name, with stars")
 )
 
 // TestConformance runs what kube-proxy was recorded to do against `portal proxy` in the IPVS mode, with the API server in
 // the guest too. It takes minutes, so it has a target of its own: make test-vm.
 func TestConformance(t *testing.T) { laboratory(t, "", *only, nil) }
 
-// TestDataplaneMore does the same with those of this project's own scenarios that this mode once failed.
+// TestDataplaneMore does the same with those of this project's own scenarios that this mode once failed, and those like them.
 func TestDataplaneMore(t *testing.T) {
 	folder, err := filepath.Abs("../dataplane")
 	if err != nil {

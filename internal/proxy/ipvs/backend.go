@@ -28,6 +28,7 @@ type balancer struct {
 	draining map[key]bool
 	// leaving are addresses on our device that no Service has any more but living connections, and until when.
 	leaving map[netip.Addr]time.Time
+	flows   flows
 	now     func() time.Time
 	// next is the snapshot of the Apply that is going on.
 	next *plan.Snapshot
@@ -37,7 +38,7 @@ type balancer struct {
 }
 
 func newBackend(o Options, k *kernel) *balancer {
-	return &balancer{Options: o, kernel: k, lost: true, now: time.Now}
+	return &balancer{Options: o, kernel: k, lost: true, now: time.Now, flows: newFlows()}
 }
 
 // Close ends our connections to the kernel.
@@ -121,6 +122,7 @@ func (b *balancer) all(w *work, next *plan.Snapshot) error {
 	if err != nil {
 		return err
 	}
+	b.readFlows(before)
 	slots := b.book.slots
 	b.facts, b.book = next.Facts, newBook()
 	b.book.slots = slots
@@ -141,9 +143,11 @@ func (b *balancer) all(w *work, next *plan.Snapshot) error {
 		}
 	}
 	for at := range b.have {
+		b.whose(at)
 		w.servers[at] = true
 	}
 	b.note(w)
+	b.noteFlows(w)
 	return nil
 }
 
@@ -245,6 +249,7 @@ func (b *balancer) touch(w *work, e *encoded, comes bool) {
 func (b *balancer) some(w *work, d *plan.Delta) error {
 	before := map[plan.FrontendKey][plan.Origins]uint32{}
 	endpoints := map[netip.Addr]bool{} // whether they were there
+	changed := map[plan.PortID]bool{}
 	note := func(f *plan.Frontend) {
 		for _, r := range f.Routes {
 			if r.Pool == nil {
@@ -281,12 +286,17 @@ func (b *balancer) some(w *work, d *plan.Delta) error {
 			continue
 		}
 		note(c.New)
+		changed[c.New.ID] = true
 		if err := b.put(w, c.New, before[c.FrontendKey]); err != nil {
 			return err
 		}
 	}
 	for at := range b.draining {
-		if d.Serving && !drains(at) {
+		if drains(at) {
+			continue
+		}
+		b.whose(at)
+		if d.Serving || changed[b.have[at].id] {
 			w.servers[at] = true
 		}
 	}
@@ -296,6 +306,7 @@ func (b *balancer) some(w *work, d *plan.Delta) error {
 		}
 	}
 	b.note(w)
+	b.noteFlows(w)
 	return nil
 }
 
@@ -376,6 +387,9 @@ func (b *balancer) tellRules(w *work) error {
 	}
 	for a := range w.off {
 		put(intent.FamilyOf(a), goneElement(a))
+	}
+	for f := range b.flows.count {
+		put(f.from.Family, goingElement(f))
 	}
 	for _, addrs := range []map[netip.Addr]bool{b.held, w.on} {
 		for a := range addrs {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -109,7 +110,7 @@ func (r *run) differs() string {
 	maps.DeleteFunc(held, func(_ netip.Addr, here bool) bool { return !here })
 	for at, s := range r.fake.table {
 		for _, d := range s.dests {
-			if at.mark == 0 && at != foreign && d.living > 0 && !held[at.addr] {
+			if at.mark == 0 && at != foreign && (d.living > 0 || d.connections > 0 && at.protocol == intent.UDP) && !held[at.addr] {
 				held[at.addr] = true
 			}
 		}
@@ -146,6 +147,60 @@ func (r *run) leftovers(held, endpoints map[netip.Addr]bool) string {
 		if !wanted && living == 0 {
 			return fmt.Sprintf("%v is left over", at)
 		}
+	}
+	return r.flows()
+}
+
+// flows says what is wrong with what rules know of UDP; empty: nothing.
+func (r *run) flows() string {
+	want := map[element]bool{}
+	for at, s := range r.fake.table {
+		if at.protocol != intent.UDP {
+			continue
+		}
+		for f := range r.back.flows.of[at] {
+			if s.dests[f.to] == nil {
+				return fmt.Sprintf("flows from %v go on to %v, which %v has no longer", f.from, f.to, at)
+			}
+			want[goingElement(f)] = true
+		}
+		for to := range s.dests {
+			service := r.snap.Services[r.back.have[at].id.Service]
+			if service == nil {
+				continue
+			}
+			for _, x := range service.Serving {
+				if x.ID == r.back.have[at].id && !slices.Contains(x.Endpoints, to) {
+					return fmt.Sprintf("%v has %v, which does not serve", at, to)
+				}
+			}
+		}
+	}
+	for k, f := range r.snap.Frontends {
+		for _, route := range f.Routes {
+			if route.Pool == nil || k.Protocol != intent.UDP {
+				continue
+			}
+			for _, e := range route.Pool.Endpoints {
+				if !want[goingElement(flow{k, e.Addr})] {
+					return fmt.Sprintf("flows from %v to %v do not go on", k, e.Addr)
+				}
+			}
+		}
+	}
+	n := 0
+	for _, list := range r.fake.nft {
+		for e := range list {
+			if e.set != goingSet {
+				continue
+			}
+			if n++; !want[e] {
+				return fmt.Sprintf("rules let flows pass that nobody leads: %x", e.key)
+			}
+		}
+	}
+	if n != len(want) {
+		return fmt.Sprintf("rules let %d flows pass, want %d", n, len(want))
 	}
 	return ""
 }
@@ -211,9 +266,9 @@ func (r *run) connect(t *rapid.T) {
 	n := rapid.IntRange(0, 2).Draw(t, "connections")
 	for at, s := range r.fake.table {
 		for _, d := range s.dests {
-			d.connections, d.living = 0, 0
+			d.connections, d.living = n, 0
 			if at.protocol == intent.TCP {
-				d.connections, d.living = n, min(n, 1)
+				d.living = min(n, 1)
 			}
 		}
 	}
@@ -320,6 +375,87 @@ func TestServing(t *testing.T) {
 	applied(t, r, service("a", "10.96.0.1", udp, "10.244.1.2"))
 	if d := r.fake.table[at].dests[gone]; d != nil {
 		t.Fatalf("when it is gone: %+v", d)
+	}
+}
+
+// TestGoingOn: flows of UDP go on when their Service, their address or their port has gone, and end when it is known that
+// their endpoint no longer serves.
+func TestGoingOn(t *testing.T) {
+	first, other := netip.MustParseAddrPort("10.244.1.1:8080"), "10.244.1.2"
+	udp := func(s *intent.Service) {
+		s.Type, s.Ports[0].Protocol, s.Ports[0].NodePort = intent.NodePort, intent.UDP, 30000
+	}
+	a := intent.Key{Namespace: "ns", Name: "a"}
+	vip := plan.FrontendKey{Addr: addr("10.96.0.1"), Family: intent.IPv4, Protocol: intent.UDP, Port: 80}
+	nodePort := plan.FrontendKey{Family: intent.IPv4, Protocol: intent.UDP, Port: 30000}
+	var r *run
+	begin := func() {
+		r = newRun()
+		applied(t, r, service("a", "10.96.0.1", udp, "10.244.1.1"))
+		for _, s := range r.fake.table {
+			s.dests[first].connections = 1
+		}
+	}
+	expect := func(step string, want bool) {
+		t.Helper()
+		if err := r.apply(); err != nil {
+			t.Fatal(err)
+		}
+		if diff := r.differs(); diff != "" {
+			t.Fatalf("%s: %s", step, diff)
+		}
+		for _, from := range []plan.FrontendKey{vip, nodePort} {
+			if got := r.fake.nft[intent.IPv4][goingElement(flow{from, first})]; got != want {
+				t.Errorf("%s: flows from %v go on: %v", step, from, got)
+			}
+		}
+		there := 0
+		for _, s := range r.fake.table {
+			if d := s.dests[first]; d != nil && (d.connections > 0 || !want) {
+				there++
+			}
+		}
+		if want != (there == 2) || !want && there > 0 {
+			t.Errorf("%s: %d of 2 servers have the endpoint", step, there)
+		}
+	}
+	for _, restarted := range []bool{false, true} {
+		step := fmt.Sprint("restarted: ", restarted, ": ")
+		change := func(do func()) {
+			begin()
+			if do(); restarted {
+				r.restart()
+			}
+		}
+		change(func() { r.snap.Delete(a) })
+		expect(step+"the Service is gone", true)
+		if err := r.back.Check(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		expect(step+"after a check", true)
+		r.set(service("a", "10.96.0.1", udp, other))
+		expect(step+"it is back with another endpoint", false)
+
+		change(func() { r.snap.Delete(a) })
+		expect(step+"the Service is gone again", true)
+		for _, s := range r.fake.table {
+			s.dests[first].connections = 0
+		}
+		if err := r.back.Check(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		expect(step+"nobody sends any more", false)
+
+		change(func() {
+			r.set(service("a", "10.96.0.1", func(s *intent.Service) { udp(s); s.Ports[0].Port, s.Ports[0].NodePort = 81, 30001 }, "10.244.1.1"))
+		})
+		expect(step+"other ports", true)
+		r.set(service("a", "10.96.0.1", func(s *intent.Service) { udp(s); s.Ports[0].Port, s.Ports[0].NodePort = 81, 30001 }, other))
+		// A new process can't know whose ports those were.
+		expect(step+"other ports, and another endpoint", restarted)
+
+		change(func() { r.set(service("a", "10.96.0.1", udp, other)) })
+		expect(step+"another endpoint", false)
 	}
 }
 

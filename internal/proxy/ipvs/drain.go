@@ -20,6 +20,7 @@ func (b *balancer) raise(at key, t *target) error {
 	if err != nil {
 		return err
 	}
+	have.id = t.pool.ID
 	var errs []error
 	for _, e := range t.pool.Endpoints {
 		d := have.dests[e.Addr]
@@ -64,20 +65,17 @@ func (b *balancer) raiseServer(at key, want *server) (*server, error) {
 			return nil, fmt.Errorf("change it: %w", err)
 		}
 	}
-	want.dests = have.dests
+	want.dests, want.id = have.dests, have.id
 	b.have[at] = want
 	return want, nil
 }
 
 // lower takes away what is not wanted of a server, when its last connection has ended. UDP has no connections: its flows
-// are moved at once, unless their endpoint still serves.
+// are moved at once when their endpoint no longer serves, and go on otherwise.
 func (b *balancer) lower(at key) error {
 	have, t := b.have[at], b.book.targets[at]
 	if have == nil {
 		return nil
-	}
-	if t == nil && !drains(at) {
-		return b.end(at)
 	}
 	unwanted := false
 	for to, d := range have.dests {
@@ -110,14 +108,22 @@ func (b *balancer) reap(at key, t *target) error {
 		return fmt.Errorf("count the connections of %v: %w", at, err)
 	}
 	left := 0
+	var leave []netip.AddrPort
 	for to, d := range have.dests {
 		if d.weight > 0 || t.wants(to) {
 			continue
 		}
-		if n := now[to]; n != nil && b.waitsFor(at, t, to, n) {
+		if n := now[to]; n != nil && b.waitsFor(at, to, n) {
 			left++
 			continue
 		}
+		leave = append(leave, to)
+	}
+	// Rules look at its flows again before it is gone: IPVS will choose another for them, and may need a mark for that.
+	if err := b.endFlows(at, leave); err != nil {
+		return err
+	}
+	for _, to := range leave {
 		if err := b.kernel.director.delDest(at, to); err != nil {
 			return fmt.Errorf("remove %v from %v: %w", to, at, err)
 		}
@@ -136,24 +142,28 @@ func (b *balancer) reap(at key, t *target) error {
 
 // waitsFor says whether an endpoint's connections are worth keeping it. Those that are closed are remembered by IPVS for
 // minutes, in case a packet comes late; for that alone an address isn't kept.
-func (b *balancer) waitsFor(at key, t *target, to netip.AddrPort, d *dest) bool {
-	if !drains(at) {
-		return t != nil && d.connections > 0 && b.serves(t.pool.ID, to)
+func (b *balancer) waitsFor(at key, to netip.AddrPort, d *dest) bool {
+	if !drains(at) && !b.serves(b.have[at].id, to) {
+		return false
 	}
 	if until, leaves := b.leaving[at.addr]; leaves {
-		return d.living > 0 && b.now().Before(until)
+		return b.now().Before(until) && (d.living > 0 || d.connections > 0 && !drains(at))
 	}
 	return d.connections > 0
 }
 
-// serves says whether an endpoint of a UDP or SCTP port that was chosen before still serves. Between snapshots nothing new
-// is known.
+// serves says whether an endpoint of a UDP or SCTP port that was chosen before still serves, as far as is known: between
+// snapshots nothing is, nor of a port that is no longer there.
 func (b *balancer) serves(id plan.PortID, to netip.AddrPort) bool {
 	if b.next == nil {
 		return true
 	}
 	s := b.next.Services[id.Service]
-	return s != nil && slices.ContainsFunc(s.Serving, func(x plan.Serving) bool { return x.ID == id && slices.Contains(x.Endpoints, to) })
+	if s == nil {
+		return true
+	}
+	i := slices.IndexFunc(s.Serving, func(x plan.Serving) bool { return x.ID == id })
+	return i < 0 || slices.Contains(s.Serving[i].Endpoints, to)
 }
 
 // leaveWithin is how long living connections keep an address that no Service has any more. It may be needed elsewhere.
@@ -186,6 +196,13 @@ func drains(at key) bool { return at.protocol == intent.TCP }
 
 // end removes a server, with all of its endpoints.
 func (b *balancer) end(at key) error {
+	var all []netip.AddrPort
+	for f := range b.flows.of[at] {
+		all = append(all, f.to)
+	}
+	if err := b.endFlows(at, all); err != nil {
+		return err
+	}
 	if err := b.kernel.director.delServer(at); err != nil {
 		return fmt.Errorf("remove the virtual server %v: %w", at, err)
 	}

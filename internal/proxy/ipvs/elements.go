@@ -17,6 +17,7 @@ const (
 	sourcesSet = "sources" // frontend . source, as intervals
 	ledSet     = "led"     // frontends whose address is not on our device
 	goneSet    = "gone"    // addresses on our device that no Service has any more
+	goingSet   = "going"   // 0 . endpoint's address . frontend's address . its port . endpoint's port: of UDP, where IPVS still leads flows
 
 	stickySet   = "sticky"   // pool's mark : what to do for a client that may have an endpoint
 	learnSet    = "learn"    // pool's mark : what to do once an endpoint has been chosen
@@ -118,6 +119,12 @@ func (t *target) elements(at key) map[element]bool {
 
 func endpointBytes(a netip.AddrPort) []byte {
 	return append(binary.BigEndian.AppendUint16(a.Addr().AsSlice(), a.Port()), 0, 0)
+}
+
+func goingElement(f flow) element {
+	to, from := string(endpointBytes(f.to)), string(frontendBytes(f.from))
+	width := len(to) - 4
+	return element{set: goingSet, key: string(make([]byte, 4)) + to[:width] + from[:width] + from[width+4:] + to[width:]}
 }
 
 func goneElement(a netip.Addr) element { return element{set: goneSet, key: string(a.AsSlice())} }

@@ -71,7 +71,7 @@ func (f fakeDirector) addServer(at key, s *server) error {
 	if f.table[at] != nil {
 		return unix.EEXIST
 	}
-	f.table[at] = &server{s.scheduler, s.ports, s.persistent, map[netip.AddrPort]*dest{}}
+	f.table[at] = &server{scheduler: s.scheduler, ports: s.ports, persistent: s.persistent, dests: map[netip.AddrPort]*dest{}}
 	return nil
 }
 

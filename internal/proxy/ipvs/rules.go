@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/google/nftables"
@@ -78,7 +79,7 @@ type chain struct {
 }
 
 // classify finds the origin of what may be the first packet of a flow. A connection once made is IPVS' alone, whatever
-// the plan says by now. UDP is always looked at: IPVS may have to choose an endpoint anew in the midst of a flow.
+// the plan says by now. So is a flow of UDP, unless IPVS has its endpoint no longer and must choose one anew.
 func (r *ruler) classify() []rule {
 	established := number(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED)
 	done := &expr.Verdict{Kind: expr.VerdictReturn}
@@ -90,6 +91,8 @@ func (r *ruler) classify() []rule {
 			&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: established, Xor: number(0)},
 			differs(reg0, number(0)), done,
 		},
+		r.going(false, done),
+		r.going(true, done),
 		{protocol(reg0), equals(reg0, []byte{r.icmp()}), done},
 		append(r.frontend(false), isIn(rangedSet, reg0), r.source(r.afterFrontend()),
 			&expr.Lookup{SetName: sourcesSet, SourceRegister: reg0, Invert: true}, &expr.Verdict{Kind: expr.VerdictDrop}),
@@ -101,6 +104,29 @@ func (r *ruler) classify() []rule {
 		append(isLocal(true), goTo(routesMap[plan.FromNode])),
 		rule{goTo(routesMap[plan.FromOutside])},
 	)
+}
+
+// going matches packets of UDP whose endpoint, as connection tracking knows it from the answers, IPVS has for their frontend.
+func (r *ruler) going(nodePort bool, then expr.Any) rule {
+	const reply = 1 << 24 // the library sends four bytes, and the kernel reads the first
+	to, from := uint32(reg0+1), reg0+1+r.width/4
+	out := rule{
+		protocol(reg0), equals(reg0, []byte{unix.IPPROTO_UDP}),
+		&expr.Ct{Key: expr.CtKeySTATE, Register: reg0},
+		&expr.Bitwise{SourceRegister: reg0, DestRegister: reg0, Len: 4, Mask: number(expr.CtStateBitESTABLISHED), Xor: number(0)},
+		differs(reg0, number(0)),
+	}
+	before := len(out)
+	// The nft tool does not know how long an address is that connection tracking tells, and aborts where one is a part of a key.
+	// So it is put over a constant, but for its beginning, which the tool takes to be there still. (A constant has 16 bytes.)
+	for zeros := range slices.Chunk(make([]byte, 4+r.width), 16) {
+		out = append(out, &expr.Immediate{Register: reg0 + uint32(len(out)-before)*4, Data: zeros})
+	}
+	return append(out,
+		&expr.Ct{Key: expr.CtKeySRC, Direction: reply, Register: to},
+		r.frontendAddress(from, nodePort), toPort(from+r.width/4),
+		&expr.Ct{Key: expr.CtKeyPROTOSRC, Direction: reply, Register: from + r.width/4 + 1},
+		isIn(goingSet, reg0), then)
 }
 
 // leading marks packets whose address is not on our device, so that routing takes them for this node's: all of a flow, as
@@ -213,7 +239,7 @@ func (r *ruler) affinity(d time.Duration) []chain {
 			// endpoint's, which comes to lie where the tool sees the packet's.
 			{
 				r.source(reg0), &expr.Meta{Key: expr.MetaKeyMARK, Register: mark + 1}, r.destination(mark + 2),
-				&expr.Payload{DestRegister: mark + 2 + r.width/4, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+				toPort(mark + 2 + r.width/4),
 				&expr.Lookup{SetName: slotsSet, SourceRegister: mark + 1, DestRegister: mark, IsDestRegSet: true},
 				&expr.Meta{Key: expr.MetaKeyMARK, Register: mark},
 				change(unix.NFT_DYNSET_OP_UPDATE, mark+1, d),
@@ -347,15 +373,18 @@ func (r *ruler) pods() (out []rule) {
 
 // frontend loads the key of a frontend: of the packet's own address, or of node ports.
 func (r *ruler) frontend(nodePort bool) rule {
-	address := r.destination(reg0)
+	return rule{r.frontendAddress(reg0, nodePort), protocol(reg0 + r.width/4), toPort(reg0 + r.width/4 + 1)}
+}
+
+func (r *ruler) frontendAddress(reg uint32, nodePort bool) expr.Any {
 	if nodePort {
-		address = &expr.Immediate{Register: reg0, Data: make([]byte, r.width)}
+		return &expr.Immediate{Register: reg, Data: make([]byte, r.width)}
 	}
-	return rule{
-		address,
-		protocol(reg0 + r.width/4),
-		&expr.Payload{DestRegister: reg0 + r.width/4 + 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-	}
+	return r.destination(reg)
+}
+
+func toPort(reg uint32) expr.Any {
+	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}
 }
 
 func (r *ruler) afterFrontend() uint32 { return reg0 + r.width/4 + 2 }

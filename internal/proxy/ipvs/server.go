@@ -84,6 +84,8 @@ type server struct {
 	// ports: the scheduler's hash includes the client's port. persistent: IPVS itself keeps clients with their endpoint.
 	ports, persistent bool
 	dests             map[netip.AddrPort]*dest
+	// id is whose port of UDP or SCTP it is; nobody's where that is not known.
+	id plan.PortID
 }
 
 // same says whether two servers differ in their endpoints at most.

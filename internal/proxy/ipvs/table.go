@@ -134,6 +134,8 @@ func setsOf(f intent.Family) map[string]*nftables.Set {
 		ledSet:     {KeyType: key},
 		sourcesSet: {KeyType: nftables.MustConcatSetType(append(frontend, addr)...), Interval: true, Concatenation: true},
 		goneSet:    {KeyType: addr},
+		goingSet: {KeyType: nftables.MustConcatSetType(
+			nftables.TypeMark, addr, addr, nftables.TypeInetService, nftables.TypeInetService)},
 		stickySet:  {KeyType: nftables.TypeMark, IsMap: true, DataType: nftables.TypeVerdict},
 		learnSet:   {KeyType: nftables.TypeMark, IsMap: true, DataType: nftables.TypeVerdict},
 		membersSet: {KeyType: nftables.TypeMark},

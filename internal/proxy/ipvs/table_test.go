@@ -84,6 +84,13 @@ func everything() map[intent.Family]map[element]bool {
 		maps.Copy(all[at.family], t.elements(at))
 	}
 	all[intent.IPv4][goneElement(addr("198.51.100.9"))] = true
+	for k, f := range s.Frontends {
+		for _, r := range f.Routes {
+			if r.Pool != nil {
+				all[f.Family][goingElement(flow{k, r.Pool.Endpoints[0].Addr})] = true
+			}
+		}
+	}
 	for a := range b.endpoints {
 		all[intent.FamilyOf(a)][hairpinElement(a)] = true
 	}
