@@ -8,8 +8,8 @@ KUBERNETES := v1.37.1
 # and leaves out symbol tables for plugins that nobody loads; the tag makes equal managedFields share memory.
 export CGO_ENABLED := 0
 export GOFLAGS := -tags=fieldsv1string
-# The peers are built as their own people build them.
-PEER := env CGO_ENABLED=1 GOFLAGS=
+# The peers are built as their own projects ship them: without cgo.
+PEER := env CGO_ENABLED=0 GOFLAGS=
 BIN := .cache/bin
 PEERS := .cache/peers
 KUBEFLAGS := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
