@@ -3,6 +3,7 @@ package test
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -91,10 +92,14 @@ type vigil struct {
 	failures []string
 }
 
-const (
-	vigilPause    = 25 * time.Millisecond
-	vigilPatience = 5 * time.Second
-)
+// vigilPause is how long to wait between two questions, vigilPatience how long for an answer.
+var vigilPause, vigilPatience = 25 * time.Millisecond, 5 * time.Second
+
+func init() {
+	if os.Getenv("PORTAL_VM") != "" { // emulated, some ten times slower
+		vigilPause, vigilPatience = 10*vigilPause, 6*vigilPatience
+	}
+}
 
 // vigil begins.
 func (l *proxyLab) vigil(t *testing.T, targets []target) *vigil {

@@ -94,7 +94,7 @@ func (o *proxyOptions) flags(cmd *cobra.Command) {
 	f.DurationVar(&o.iptMinSync, "iptables-min-sync-period", 0, "the same, in mode iptables")
 	f.DurationVar(&o.nftMinSync, "nftables-min-sync-period", 0, "the same, in mode nftables")
 	f.DurationVar(&o.ipvsMinSync, "ipvs-min-sync-period", 0, "the same, in mode ipvs")
-	f.StringVar(&o.ipvs.Scheduler, "ipvs-scheduler", "rr", "how IPVS chooses among endpoints: rr, wrr, lc, wlc, sh, dh, mh, sed, nq")
+	f.StringVar(&o.ipvs.Scheduler, "ipvs-scheduler", "rr", "how IPVS chooses among endpoints: rr, wrr, lc, wlc, sh, dh, mh, sed, nq, lblc, lblcr")
 	f.BoolVar(&o.ipvs.StrictARP, "ipvs-strict-arp", false, "answer ARP requests for addresses of the interface they come in by only")
 	f.DurationVar(&o.ipvs.TCPTimeout, "ipvs-tcp-timeout", 0, "after how long IPVS forgets an idle TCP connection; 0: as it is")
 	f.DurationVar(&o.ipvs.TCPFinTimeout, "ipvs-tcpfin-timeout", 0, "the same, after a FIN; 0: as it is")

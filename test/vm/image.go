@@ -28,7 +28,8 @@ var Modules = strings.Fields(`
 	ip6table_raw ipt_REJECT ip6t_REJECT xt_conntrack xt_MASQUERADE xt_mark xt_addrtype xt_comment xt_statistic xt_recent
 	xt_nat xt_tcpudp xt_multiport xt_TPROXY xt_socket xt_REDIRECT xt_physdev xt_connmark xt_pkttype xt_limit xt_set xt_bpf xt_u32 xt_sctp
 	ip_set ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip ip_set_hash_ipportnet ip_set_bitmap_port
-	ip_vs ip_vs_rr ip_vs_wrr ip_vs_lc ip_vs_wlc ip_vs_dh ip_vs_sh ip_vs_sed ip_vs_nq ip_vs_mh`)
+	ip_vs ip_vs_rr ip_vs_wrr ip_vs_lc ip_vs_wlc ip_vs_dh ip_vs_sh ip_vs_sed ip_vs_nq ip_vs_mh
+	ip_vs_lblc ip_vs_lblcr`)
 
 // initramfs makes the guest's first files: busybox, the modules in the order in which they can be loaded, init. They are
 // kept beside the kernel, under a name that tells what they were made of.

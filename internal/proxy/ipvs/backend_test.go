@@ -615,7 +615,7 @@ func TestScheduler(t *testing.T) {
 		}
 	}
 	err := New(Options{Scheduler: "fair"}).Probe(context.Background(), nil)
-	if want := `IPVS scheduler "fair" is not one of rr, wrr, lc, wlc, dh, sh, sed, nq, mh`; err == nil || err.Error() != want {
+	if want := `IPVS scheduler "fair" is not one of rr, wrr, lc, wlc, dh, sh, sed, nq, mh, lblc, lblcr`; err == nil || err.Error() != want {
 		t.Fatalf("got %v", err)
 	}
 }

@@ -35,8 +35,9 @@ const (
 )
 
 // Schedulers are those that a Service can be balanced with: round robin and least connections, each also weighted;
-// hashes of the destination, of the source, and Maglev's; shortest expected delay; never queue.
-var Schedulers = []string{"rr", "wrr", "lc", "wlc", "dh", "sh", "sed", "nq", "mh"}
+// hashes of the destination, of the source, and Maglev's; shortest expected delay; never queue; least connections by
+// locality, without and with replication.
+var Schedulers = []string{"rr", "wrr", "lc", "wlc", "dh", "sh", "sed", "nq", "mh", "lblc", "lblcr"}
 
 // Validate says what is wrong with the options.
 func (o *Options) Validate() error {
