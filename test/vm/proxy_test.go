@@ -16,7 +16,6 @@ import (
 	_ "portal/internal/proxy/ipvs"
 	_ "portal/internal/proxy/nftables"
 
-	"portal/test/harness"
 	"portal/test/vm"
 )
 
@@ -56,27 +55,6 @@ func TestIPVS(t *testing.T) {
 // TestSCTP runs that part of the suite in the modes whose other parts run everywhere.
 func TestSCTP(t *testing.T) {
 	inside(t, run{"nftables", "^TestSuite$/^sctp$"}, run{"iptables", "^TestSuite$/.*/^sctp$"})
-}
-
-// TestRestarts kills and starts the proxy in nftables mode under load on the kernel that Debian ships: before Linux 6.17 a
-// look-up that meets a commit half-way can miss an element that is rewritten, so a restart must not rewrite what is right.
-func TestRestarts(t *testing.T) {
-	vm.Need(t)
-	kills := 10
-	if *long {
-		kills = 100
-	}
-	program := built(t, "test", "portal/test")
-	r := vm.Run(t, vm.Spec{Timeout: 40 * time.Minute, Memory: 3072, Command: fmt.Sprintf(`
-set -e
-cp %s /tmp/portal
-uname -r
-PORTAL_VM=brief PORTAL_BINARY=/tmp/portal %s -test.v -test.count=1 -test.timeout 35m -test.run '^TestFaultsKill$/^nftables$' -faults.kills=%d
-`, vm.Host+harness.Portal(), program, kills)})
-	if r.Exit != 0 || !strings.Contains(r.Output, "--- PASS: TestFaultsKill/nftables") {
-		t.Fatalf("exit %d after %v:\n%s", r.Exit, r.Took, r.Output)
-	}
-	t.Logf("%.0f s\n%s", r.Took.Seconds(), r.Output)
 }
 
 // run is the tests of a mode that match.
