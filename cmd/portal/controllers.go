@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // the queues' own metrics
@@ -101,7 +100,8 @@ func (o *controllersOptions) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	if o.metricsAddress != "" {
-		ended, err := serveMetrics(ctx, o.metricsAddress)
+		o.config.Health = &controllers.Health{}
+		ended, err := serveMetrics(ctx, o.metricsAddress, o.config.Health)
 		if err != nil {
 			return usageError{fmt.Errorf("--metrics-bind-address %s: %w", o.metricsAddress, err)}
 		}
@@ -110,22 +110,20 @@ func (o *controllersOptions) run(ctx context.Context) error {
 	if !o.elect {
 		return controllers.Run(ctx, o.config, selection)
 	}
-	host, err := os.Hostname()
-	if err != nil {
+	if o.election.Identity, err = controllers.NewIdentity(); err != nil {
 		return err
 	}
-	o.election.Identity = fmt.Sprintf("%s_%s", host, uuid.NewUUID())
 	return controllers.Lead(ctx, o.config, selection, o.election)
 }
 
-func serveMetrics(ctx context.Context, address string) (ended <-chan struct{}, err error) {
+func serveMetrics(ctx context.Context, address string, health http.Handler) (ended <-chan struct{}, err error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", legacyregistry.Handler())
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
+	mux.Handle("/healthz", health)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	done := make(chan struct{})
 	go func() {

@@ -49,11 +49,14 @@ type Config struct {
 	// Clock is the wall clock if nil.
 	Clock clock.WithTicker
 
-	// Ready, if not nil, is called once: when everything that was there has been seen and work begins.
+	// Ready, if not nil, is called once: when every cache has synced and work begins.
 	Ready func()
 
-	// leads, if not nil, is closed when work may begin; until then the API is only followed.
-	leads <-chan struct{}
+	// Health, if not nil, learns how the requests of the informers fare.
+	Health *Health
+
+	// elected, if not nil, is closed when this process may write; until then it only fills its caches.
+	elected <-chan struct{}
 }
 
 func (c Config) complete() (Config, error) {
@@ -105,55 +108,49 @@ func (c Config) Validate() error {
 // Run runs the selected controllers until ctx ends, and returns when all it started has ended. An error means that it
 // could not begin, or that a controller ended before its time.
 func Run(ctx context.Context, cfg Config, selection Selection) error {
+	return startOver(ctx, &cfg, func() error { return run(ctx, cfg, selection) })
+}
+
+func run(ctx context.Context, cfg Config, selection Selection) error {
 	cfg, err := cfg.complete()
 	if err != nil {
 		return err
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	shared, err := newShared(ctx, cfg)
+	shared, err := newShared(ctx, cfg, stop)
 	if err != nil {
 		return err
 	}
 	defer shared.close()
-	running := map[string]runner{}
-	for _, c := range registry {
-		if !selection.Has(c.name) {
-			continue
-		}
-		if running[c.name], err = c.make(shared); err != nil {
-			return fmt.Errorf("controller %s: %w", c.name, err)
-		}
-	}
-	for name, run := range cfg.Own {
-		if selection.Has(name) {
-			running[name] = runFunc(run)
-		}
+	running, err := construct(shared, selection)
+	if err != nil {
+		return err
 	}
 	var done sync.WaitGroup
 	defer done.Wait()
 	defer stop(nil)
 	if len(running) == 0 {
-		if cfg.mayWork(ctx) {
+		if cfg.waitElected(ctx) {
 			ready(cfg)
 		}
 		<-ctx.Done()
-		return nil
+		return failure(ctx)
 	}
 	if err := shared.start(ctx, &done); err != nil {
 		return err
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), shared.synced()...) {
-		return nil
+		return failure(ctx)
 	}
-	klog.FromContext(ctx).V(1).Info("Controllers have seen everything", "controllers", selection.String())
+	klog.FromContext(ctx).V(1).Info("caches synced", "controllers", selection.String())
 	for _, r := range running {
 		if l, ok := r.(interface{ Listed() }); ok {
 			l.Listed()
 		}
 	}
-	if !cfg.mayWork(ctx) {
-		return nil
+	if !cfg.waitElected(ctx) {
+		return failure(ctx)
 	}
 	for name, r := range running {
 		done.Go(func() {
@@ -164,20 +161,46 @@ func Run(ctx context.Context, cfg Config, selection Selection) error {
 	}
 	ready(cfg)
 	<-ctx.Done()
-	done.Wait()
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
-		return cause
-	}
-	return nil
+	return failure(ctx)
 }
 
-// mayWork waits until it is our turn; false if ctx ends before.
-func (c *Config) mayWork(ctx context.Context) bool {
-	if c.leads == nil {
+// construct makes the selected controllers.
+func construct(shared *shared, selection Selection) (map[string]runner, error) {
+	running := map[string]runner{}
+	for _, c := range registry {
+		if !selection.Has(c.name) {
+			continue
+		}
+		made, err := c.make(shared)
+		if err != nil {
+			return nil, fmt.Errorf("controller %s: %w", c.name, err)
+		}
+		running[c.name] = made
+	}
+	for name, run := range shared.cfg.Own {
+		if selection.Has(name) {
+			running[name] = runFunc(run)
+		}
+	}
+	return running, nil
+}
+
+// failure is why a context ended, or nil if somebody asked for it.
+func failure(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, context.Canceled) || errors.Is(cause, context.DeadlineExceeded) {
+		return nil
+	}
+	return cause
+}
+
+// waitElected waits until this process may write; false if ctx ends before.
+func (c *Config) waitElected(ctx context.Context) bool {
+	if c.elected == nil {
 		return true
 	}
 	select {
-	case <-c.leads:
+	case <-c.elected:
 		return true
 	case <-ctx.Done():
 		return false

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection"
@@ -14,13 +16,28 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Election is how one of several leads.
+// Election is how one of several processes becomes the leader.
 type Election struct {
-	// Namespace and Name are those of the Lease that the leader holds; Identity is who we are.
-	Namespace, Name, Identity string
-	// Lease is how long the Lease of a leader that is gone keeps the others waiting, Renew how long a leader tries to
-	// renew it before it gives up, Retry the time between two tries.
+	// Namespace and Name are those of the Lease that the leader holds.
+	Namespace, Name string
+	// Identity is this process, and no other one: two that share an identity would both lead. NewIdentity makes one.
+	Identity string
+	// Ended, if not nil, says that the process with an identity has certainly ended, so that nobody has to wait until
+	// its Lease runs out.
+	Ended func(identity string) bool
+	// Lease is how long the others wait for a leader that doesn't renew it, Renew how long a leader tries to renew it
+	// before it gives up, Retry the time between two tries.
 	Lease, Renew, Retry time.Duration
+}
+
+// NewIdentity is one that no other process has: the host's name for people, and a random part because two machines may
+// have the same name.
+func NewIdentity() (string, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("leader identity: %w", err)
+	}
+	return fmt.Sprintf("%s_%s", host, uuid.NewUUID()), nil
 }
 
 // DefaultElection has a standby take over within ten seconds.
@@ -39,31 +56,35 @@ func (e Election) Validate() error {
 	return nil
 }
 
-// ErrLost says that the Lease could not be renewed in time, and another one may lead.
-var ErrLost = errors.New("another one leads: the Lease could not be renewed in time")
+// ErrLost says that the Lease could not be renewed in time, and another process may lead.
+var ErrLost = errors.New("leadership lost: the Lease could not be renewed in time")
 
-// Lead stands by until it may lead, and runs the controllers until ctx ends or the Lease is lost. To have lost it is
-// ErrLost: nothing of what was believed under it may be kept. Who stands by follows the API already, so that it can go to
-// work at once when it is called.
+// Lead waits until it is elected, and runs the controllers until ctx ends or the Lease is lost. Losing it is ErrLost:
+// nothing that was known under it may be kept. A standby fills its caches while it waits, so that it can start work as
+// soon as it is elected.
 func Lead(ctx context.Context, cfg Config, selection Selection, e Election) error {
-	lock, err := e.lock(cfg.REST)
+	return startOver(ctx, &cfg, func() error { return lead(ctx, cfg, selection, e) })
+}
+
+func lead(ctx context.Context, cfg Config, selection Selection, e Election) error {
+	// The election outlives the work: the Lease is released after the last write, not before.
+	electing, stopElecting := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopElecting()
+	work, stopWork := context.WithCancelCause(ctx)
+	defer stopWork(nil)
+	lock, err := e.lock(cfg.REST, stopWork)
 	if err != nil {
 		return err
 	}
-	// The election outlives the work: the Lease is given up after the last write, not before.
-	electing, stopElecting := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopElecting()
-	work, stopWork := context.WithCancel(ctx)
-	defer stopWork()
-	leads := make(chan struct{})
+	elected := make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: lock, Name: e.Name, ReleaseOnCancel: true,
 		LeaseDuration: e.Lease, RenewDeadline: e.Renew, RetryPeriod: e.Retry,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(leased context.Context) {
-				context.AfterFunc(leased, stopWork)
-				klog.FromContext(ctx).V(1).Info("Leading", "lease", e.Namespace+"/"+e.Name, "identity", lock.Identity())
-				close(leads)
+				context.AfterFunc(leased, func() { stopWork(nil) })
+				klog.FromContext(ctx).V(1).Info("leading", "lease", e.Namespace+"/"+e.Name, "identity", lock.Identity())
+				close(elected)
 			},
 			OnStoppedLeading: func() {},
 		},
@@ -71,15 +92,15 @@ func Lead(ctx context.Context, cfg Config, selection Selection, e Election) erro
 	if err != nil {
 		return err
 	}
-	cfg.leads = leads
+	cfg.elected = elected
 	ran := make(chan error, 1)
 	go func() {
-		ran <- Run(work, cfg, selection)
+		ran <- run(work, cfg, selection)
 		stopElecting()
 	}()
 	elector.Run(electing)
 	lost := electing.Err() == nil
-	stopWork()
+	stopWork(nil)
 	if err := <-ran; err != nil {
 		return err
 	}
@@ -89,13 +110,34 @@ func Lead(ctx context.Context, cfg Config, selection Selection, e Election) erro
 	return nil
 }
 
-func (e Election) lock(config *rest.Config) (resourcelock.Interface, error) {
+func (e Election) lock(config *rest.Config, fail context.CancelCauseFunc) (resourcelock.Interface, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), "leader-election")
-	config.Timeout = e.Renew / 2 // one silent request must not cost the Lease
+	config.Timeout = e.Renew / 2 // one request without an answer must not cost the Lease
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	return resourcelock.New(resourcelock.LeasesResourceLock, e.Namespace, e.Name, client.CoreV1(), client.CoordinationV1(),
-		resourcelock.ResourceLockConfig{Identity: e.Identity})
+	lock := &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
+		Client:     revisionGetter{client.CoordinationV1(), &revision{fail: fail}},
+		LockConfig: resourcelock.ResourceLockConfig{Identity: e.Identity},
+	}
+	if e.Ended == nil {
+		return lock, nil
+	}
+	return takeover{lock, e.Ended}, nil
+}
+
+// takeover shows the Lease of a process that has ended as released.
+type takeover struct {
+	resourcelock.Interface
+	ended func(identity string) bool
+}
+
+func (t takeover) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := t.Interface.Get(ctx)
+	if err == nil && record.HolderIdentity != t.Identity() && t.ended(record.HolderIdentity) {
+		record.HolderIdentity = ""
+	}
+	return record, raw, err
 }

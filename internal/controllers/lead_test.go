@@ -27,10 +27,10 @@ import (
 const candidate = "PORTAL_TEST_CANDIDATE"
 
 type candidacy struct {
-	Host, Token string
-	TLS         rest.TLSClientConfig
-	Election    controllers.Election
-	Workers     int
+	Host, Token         string
+	TLS                 rest.TLSClientConfig
+	Namespace, Identity string
+	Workers             int
 }
 
 func TestMain(m *testing.M) {
@@ -54,14 +54,19 @@ func lead(text string) error {
 		return err
 	}
 	config := &rest.Config{Host: c.Host, BearerToken: c.Token, TLSClientConfig: c.TLS}
-	return controllers.Lead(context.Background(), controllers.Config{REST: config, SliceWorkers: c.Workers}, selection, c.Election)
+	return controllers.Lead(context.Background(), controllers.Config{REST: config, SliceWorkers: c.Workers}, selection, c.election())
+}
+
+func (c candidacy) election() controllers.Election {
+	e := controllers.DefaultElection()
+	e.Namespace, e.Name, e.Identity = c.Namespace, "lead", c.Identity
+	return e
 }
 
 // startCandidate starts one of several controllers that may lead.
 func (w *world) startCandidate(name string, workers int) *exec.Cmd {
 	w.Helper()
-	c := candidacy{Host: w.config.Host, Token: w.config.BearerToken, TLS: w.config.TLSClientConfig, Election: controllers.DefaultElection(), Workers: workers}
-	c.Election.Namespace, c.Election.Name, c.Election.Identity = w.namespace, "lead", name
+	c := candidacy{Host: w.config.Host, Token: w.config.BearerToken, TLS: w.config.TLSClientConfig, Namespace: w.namespace, Identity: name, Workers: workers}
 	text, err := json.Marshal(c)
 	w.must(err)
 	cmd := exec.Command(os.Args[0])

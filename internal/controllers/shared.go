@@ -3,6 +3,7 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"sync"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -41,12 +42,15 @@ type shared struct {
 	err       error
 }
 
-func newShared(ctx context.Context, cfg Config) (*shared, error) {
+// newShared makes the clients. They stop what runs under ctx when they find that the API was restored.
+func newShared(ctx context.Context, cfg Config, stop context.CancelCauseFunc) (*shared, error) {
 	config := rest.AddUserAgent(rest.CopyConfig(cfg.REST), "portal-controllers")
 	config.QPS, config.RateLimiter = -1, nil
 	config.WarningHandler = rest.NoWarnings{} // that Endpoints are deprecated is known, and their writers are why they live
-	config.Wrap(boundTo(ctx))
-	http, err := rest.HTTPClientFor(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return transport{ctx: ctx, next: next, restored: stop, health: cfg.Health}
+	})
+	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, err
 	}
@@ -54,16 +58,15 @@ func newShared(ctx context.Context, cfg Config) (*shared, error) {
 	proto.ContentType = runtime.ContentTypeProtobuf
 	proto.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	s := &shared{cfg: cfg, informers: map[string]cache.SharedIndexInformer{}}
-	client, err := kubernetes.NewForConfigAndClient(proto, http)
-	if err != nil {
+	if s.client, err = kubernetes.NewForConfigAndClient(proto, client); err != nil {
 		return nil, err
 	}
-	if s.metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), http); err != nil {
+	if s.metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), client); err != nil {
 		return nil, err
 	}
-	s.client, s.discovery = client, client.Discovery()
+	s.discovery = s.client.Discovery()
 	s.events = record.NewBroadcaster(record.WithContext(ctx))
-	s.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	s.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: s.client.CoreV1().Events("")})
 	s.recorder = s.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "portal-controllers"})
 	return s, nil
 }
@@ -78,6 +81,7 @@ func (s *shared) informer(kind string, strip cache.TransformFunc, make func(info
 	// A factory of its own, because a namespace or a transform is a whole factory's. Nothing is resynced: every
 	// queue retries until it has succeeded.
 	i := make(informers.NewSharedInformerFactoryWithOptions(s.client, 0, informers.WithTransform(strip), informers.WithNamespace(namespaceOf[kind])))
+	_ = i.SetWatchErrorHandlerWithContext(membership.LogWatchError) // it fails only once the informer runs
 	if err := i.AddIndexers(indexers); err != nil && s.err == nil {
 		s.err = fmt.Errorf("index of %s: %w", kind, err)
 	}

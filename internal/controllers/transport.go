@@ -2,29 +2,37 @@ package controllers
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
 )
 
-// requestTimeout bounds every request but a watch. An API server that is silent for so long won't answer any more,
-// and a worker that waits for it works on nothing else.
-const requestTimeout = 30 * time.Second
+const (
+	// requestTimeout bounds every request but a watch, so that a server that doesn't answer blocks no worker for ever.
+	requestTimeout = 30 * time.Second
+	// Informers' requests are retried with these delays.
+	firstRetry, maxRetry = 100 * time.Millisecond, time.Second
+	// client-go takes a watch that ends sooner than this without an event for a failed one.
+	shortestWatch = 1100 * time.Millisecond
+)
 
-// boundTo makes every request end with ctx, whatever context it was made with: libraries write with contexts of
-// their own.
-func boundTo(ctx context.Context) func(http.RoundTripper) http.RoundTripper {
-	return func(next http.RoundTripper) http.RoundTripper { return boundTransport{ctx, next} }
+// transport carries the controllers' requests. Every request ends with ctx, whatever context it was made with, because
+// libraries write with contexts of their own. The requests of informers are retried here: an informer that sees a
+// failure backs off for up to a minute, and its cache would be stale for as long after the API server is back.
+type transport struct {
+	ctx      context.Context
+	next     http.RoundTripper
+	restored context.CancelCauseFunc // called when the API turns out to have been restored to an older revision
+	health   *Health                 // may be nil
 }
 
-type boundTransport struct {
-	ctx  context.Context
-	next http.RoundTripper
-}
-
-func (t boundTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, cancel := req.Context(), context.CancelFunc(nil)
 	if isWatch(req) {
 		ctx, cancel = context.WithCancel(ctx)
@@ -40,19 +48,20 @@ func (t boundTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	resp.Body = boundBody{resp.Body, end}
 	if isWatch(req) && resp.StatusCode == http.StatusOK {
-		resp.Body = &calmBody{ReadCloser: resp.Body, ctx: ctx, began: time.Now()}
+		resp.Body = &watchBody{ReadCloser: resp.Body, ctx: ctx, began: time.Now()}
 	}
 	return resp, nil
 }
 
-const firstRetry, maxRetry = 100 * time.Millisecond, time.Second
-
-// send sends a request, and an informer's again until it is answered. An informer told of each failure would wait up to
-// a minute before it tried again, and see nothing for as long after the API server is back.
-func (t boundTransport) send(req *http.Request) (*http.Response, error) {
+// send sends a request, and an informer's again until it is answered.
+func (t transport) send(req *http.Request) (*http.Response, error) {
+	if !isInformers(req) {
+		return t.next.RoundTrip(req)
+	}
 	for wait := firstRetry; ; wait = min(2*wait, maxRetry) {
-		resp, err := t.next.RoundTrip(req)
-		if !isInformers(req) || err == nil && !passes(resp.StatusCode) || req.Context().Err() != nil {
+		resp, err := t.sendInformers(req)
+		t.note(req, resp, err)
+		if err == nil && !isTransient(resp.StatusCode) || req.Context().Err() != nil {
 			return resp, err
 		}
 		if err == nil {
@@ -66,8 +75,66 @@ func (t boundTransport) send(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// passes tells the answers of a server, or of something before it, that will soon give another.
-func passes(status int) bool {
+func (t transport) sendInformers(req *http.Request) (*http.Response, error) {
+	if err := t.checkRevision(req); err != nil {
+		return nil, err
+	}
+	return t.next.RoundTrip(req)
+}
+
+func (t transport) note(req *http.Request, resp *http.Response, err error) {
+	path := req.URL.Path
+	switch {
+	case errors.Is(req.Context().Err(), context.Canceled): // by whoever stops the informer
+	case err != nil:
+		t.health.failed(path, err.Error())
+	case resp.StatusCode < http.StatusBadRequest,
+		resp.StatusCode == http.StatusGone, // the informer lists again
+		// A kind outside the core may be removed; its informer is stopped when discovery says so.
+		resp.StatusCode == http.StatusNotFound && !strings.HasPrefix(path, "/api/"):
+		t.health.worked(path)
+	default:
+		t.health.failed(path, resp.Status)
+	}
+}
+
+// checkRevision compares what an informer has seen with a read by quorum. An API server accepts a watch from a version
+// that it has not reached, and says nothing until it has.
+func (t transport) checkRevision(req *http.Request) error {
+	have := req.URL.Query().Get("resourceVersion")
+	if have == "" || have == "0" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(req.Context(), requestTimeout)
+	defer cancel()
+	read := req.Clone(ctx)
+	read.URL.RawQuery = url.Values{"limit": {"1"}}.Encode()
+	read.Header.Set("Accept", "application/json")
+	resp, err := t.next.RoundTrip(read)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil // the request itself gets the same answer, or a better one
+	}
+	var list struct {
+		Metadata struct {
+			ResourceVersion string `json:"resourceVersion"`
+		} `json:"metadata"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
+		return fmt.Errorf("reading %s: %w", req.URL.Path, err)
+	}
+	if err := wentBack(req.URL.Path, list.Metadata.ResourceVersion, have); err != nil {
+		t.restored(err)
+		return err
+	}
+	return nil
+}
+
+// isTransient tells the answers of a server, or of a proxy before it, that a later try may not get.
+func isTransient(status int) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests:
 		return true
@@ -86,9 +153,9 @@ func isWatch(req *http.Request) bool {
 }
 
 // WrappedRoundTripper lets client-go see the transport beneath.
-func (t boundTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
+func (t transport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
-// boundBody lets go of the request when its answer has been read.
+// boundBody frees a request's context when the answer has been read.
 type boundBody struct {
 	io.ReadCloser
 	end func()
@@ -99,22 +166,18 @@ func (b boundBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// calmBody is a watch whose connection breaks as if it had come to its end. A watch that ended goes on where it was at
-// once; an informer told of an error lists everything again, and waits before that, up to a minute if it was told of
-// several.
-type calmBody struct {
+// watchBody shows a watch whose connection breaks as one that came to its end. After an end an informer resumes at once;
+// after an error it backs off and lists everything again.
+type watchBody struct {
 	io.ReadCloser
 	ctx   context.Context
 	began time.Time
 }
 
-// A watch that ends sooner than this without an event counts as an error too.
-const shortestWatch = 1100 * time.Millisecond
-
-func (b *calmBody) Read(p []byte) (int, error) {
+func (b *watchBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err == nil || b.ctx.Err() != nil {
-		return n, err
+	if err == nil {
+		return n, nil
 	}
 	select {
 	case <-b.ctx.Done():

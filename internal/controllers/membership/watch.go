@@ -1,6 +1,7 @@
 package membership
 
 import (
+	"context"
 	"maps"
 	"slices"
 
@@ -72,6 +73,13 @@ func Deleted[T any](obj any) T {
 	}
 	t, _ := obj.(T)
 	return t
+}
+
+// LogWatchError logs why an informer failed, unless it was stopped.
+func LogWatchError(ctx context.Context, r *cache.Reflector, err error) {
+	if ctx.Err() == nil {
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+	}
 }
 
 func (w *Watch) serviceChanged(svc *corev1.Service) {
