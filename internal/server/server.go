@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -90,6 +90,9 @@ func Run(ctx context.Context, opts Options, ready func(context.Context, Info) er
 	})
 }
 
+// embeddedSuffix ends the leader identity of a server whose etcd is in its own process.
+const embeddedSuffix = "_embedded"
+
 // control runs the controllers whenever this server leads.
 func (o Options) control(ctx context.Context, api *apiserver.Server, selection controllers.Selection, auditor *audit.Auditor) error {
 	ranges, err := o.clusterCIDRs()
@@ -104,19 +107,22 @@ func (o Options) control(ctx context.Context, api *apiserver.Server, selection c
 		Own:                  map[string]func(context.Context) error{audit.Name: auditor.Run},
 	}
 	election := controllers.DefaultElection()
-	// A server that comes back is the one it was, and need not wait for its own Lease.
-	host, err := os.Hostname()
-	if err != nil {
+	if election.Identity, err = controllers.NewIdentity(); err != nil {
 		return err
 	}
-	election.Identity = fmt.Sprintf("%s:%s", host, api.Address())
+	if len(o.Store.Servers) == 0 {
+		// Only one process at a time has the embedded etcd open, so a Lease in it that another such process holds is
+		// that of one that has ended.
+		election.Identity += embeddedSuffix
+		election.Ended = func(identity string) bool { return strings.HasSuffix(identity, embeddedSuffix) }
+	}
 	for ctx.Err() == nil {
 		err := controllers.Lead(ctx, cfg, selection, election)
 		if err != nil && !errors.Is(err, controllers.ErrLost) {
 			return fmt.Errorf("controllers: %w", err)
 		}
 		if err != nil {
-			klog.InfoS("The controllers stand by: another server leads")
+			klog.InfoS("leadership lost, the controllers stand by")
 		}
 	}
 	return nil
