@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -45,15 +46,47 @@ func (c *Controller) monitorAll(ctx context.Context) {
 	known := make(map[string]bool, len(nodes))
 	for _, node := range nodes {
 		known[node.Name] = true
+	}
+	maps.DeleteFunc(c.health, func(name string, _ pulse) bool { return !known[name] })
+	if !c.canRenew(ctx) {
+		// Every node gets the whole grace period from the time on when it can renew its Lease again.
+		for name, p := range c.health {
+			p.at = c.Clock.Now()
+			c.health[name] = p
+		}
+		return
+	}
+	for _, node := range nodes {
 		if err := c.judge(ctx, node); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Info("Could not bring a node's state up to date, will try again", "node", node.Name, "err", err)
+			klog.FromContext(ctx).Info("updating a node's state failed, retrying", "node", node.Name, "err", err)
 		}
 	}
-	for name := range c.health {
-		if !known[name] {
-			delete(c.health, name)
+}
+
+// canRenew tells whether nodes can renew their Leases, as far as one can see from here: the API server answers, and has
+// the namespace that Leases are in. If they can't, their silence says nothing about them.
+func (c *Controller) canRenew(ctx context.Context) bool {
+	namespace, err := c.Client.CoreV1().Namespaces().Get(ctx, corev1.NamespaceNodeLease, metav1.GetOptions{})
+	if ctx.Err() != nil {
+		return false
+	}
+	reason := ""
+	switch {
+	case apierrors.IsForbidden(err): // then there is an answer, and the Leases themselves are the only evidence
+	case err != nil:
+		reason = err.Error()
+	case namespace.DeletionTimestamp != nil:
+		reason = "namespace " + namespace.Name + " is being deleted"
+	}
+	if suspended := reason != ""; suspended != c.suspended {
+		c.suspended = suspended
+		if suspended {
+			klog.FromContext(ctx).Info("node health checks suspended: nodes can't renew their Leases", "reason", reason)
+		} else {
+			klog.FromContext(ctx).Info("node health checks resumed", "gracePeriod", c.GracePeriod)
 		}
 	}
+	return reason == ""
 }
 
 // judge brings a node's conditions, taints and Pods in line with its Lease. One that never had a Lease isn't judged:
@@ -72,7 +105,7 @@ func (c *Controller) judge(ctx context.Context, node *corev1.Node) error {
 	}
 	status := readiness(node)
 	if now.Sub(last.at) > c.GracePeriod && status != corev1.ConditionUnknown {
-		alive, err := c.renewedBehindOurBack(ctx, node.Name, last)
+		alive, err := c.renewedSince(ctx, node.Name, last)
 		if err != nil || alive {
 			c.health[node.Name] = last
 			return err
@@ -97,8 +130,8 @@ func (c *Controller) judge(ctx context.Context, node *corev1.Node) error {
 	return nil
 }
 
-// renewedBehindOurBack asks the API server itself: a watch that hangs must not condemn every node.
-func (c *Controller) renewedBehindOurBack(ctx context.Context, name string, last pulse) (bool, error) {
+// renewedSince asks the API server itself: a watch that hangs must not make every node Unknown.
+func (c *Controller) renewedSince(ctx context.Context, name string, last pulse) (bool, error) {
 	lease, err := c.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil

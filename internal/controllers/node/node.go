@@ -42,8 +42,10 @@ type Controller struct {
 	Deps
 	nodes  corelisters.NodeLister
 	leases coordinationlisters.LeaseNamespaceLister
-	health map[string]pulse // only the monitor's goroutine looks at it
-	queue  *queue.Queue
+	health map[string]pulse // only the monitor's goroutine uses it
+	// suspended says that nodes could not renew their Leases when last checked.
+	suspended bool
+	queue     *queue.Queue
 
 	mu     sync.Mutex
 	pools  []*pool

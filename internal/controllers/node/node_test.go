@@ -8,9 +8,12 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	testingclock "k8s.io/utils/clock/testing"
@@ -27,7 +30,7 @@ type rig struct {
 }
 
 func newRig(t *testing.T, ranges ...Range) *rig {
-	client := fake.NewClientset()
+	client := fake.NewClientset(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}})
 	f := informers.NewSharedInformerFactory(client, 0)
 	pods := f.Core().V1().Pods().Informer()
 	if err := pods.AddIndexers(cache.Indexers{membership.ByNode: membership.IndexByNode}); err != nil {
@@ -225,4 +228,63 @@ func TestANodeThatIsReadyLosesTheTaintOfNewOnes(t *testing.T) {
 	r.refresh()
 	r.expect("up", "True pod=true")
 	r.expect("down", "False node.kubernetes.io/not-ready:NoSchedule pod=true")
+}
+
+// Nodes that can't renew their Leases are not dead: the namespace of the Leases is gone, or the API is.
+func TestNodesThatCannotRenew(t *testing.T) {
+	ctx := context.Background()
+	away := false
+	var namespace *corev1.Namespace
+	for _, c := range []struct {
+		name        string
+		begin, mend func(r *rig)
+	}{
+		{"namespace deleted", func(r *rig) {
+			r.must(r.client.CoreV1().Namespaces().Delete(ctx, corev1.NamespaceNodeLease, metav1.DeleteOptions{}))
+			r.must(r.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(ctx, "n", metav1.DeleteOptions{}))
+		}, func(r *rig) {
+			_, err := r.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: corev1.NamespaceNodeLease}}, metav1.CreateOptions{})
+			r.must(err)
+		}},
+		{"namespace terminating", func(r *rig) {
+			var err error
+			namespace, err = r.client.CoreV1().Namespaces().Get(ctx, corev1.NamespaceNodeLease, metav1.GetOptions{})
+			r.must(err)
+			namespace.DeletionTimestamp = &metav1.Time{Time: r.clock.Now()}
+			namespace, err = r.client.CoreV1().Namespaces().Update(ctx, namespace, metav1.UpdateOptions{})
+			r.must(err)
+		}, func(r *rig) {
+			namespace.DeletionTimestamp = nil
+			_, err := r.client.CoreV1().Namespaces().Update(ctx, namespace, metav1.UpdateOptions{})
+			r.must(err)
+		}},
+		{"API away", func(*rig) { away = true }, func(*rig) { away = false }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.client.PrependReactor("get", "namespaces", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return away, nil, apierrors.NewServiceUnavailable("away")
+			})
+			r.addNode("n", corev1.ConditionTrue)
+			r.renew("n")
+			r.refresh()
+			c.begin(r)
+			for range 20 {
+				r.clock.Step(10 * time.Second)
+				r.refresh()
+			}
+			r.expect("n", "True pod=true")
+			c.mend(r)
+			for range 3 { // within the grace period
+				r.clock.Step(10 * time.Second)
+				r.refresh()
+			}
+			r.expect("n", "True pod=true")
+			for range 3 { // still silent
+				r.clock.Step(10 * time.Second)
+				r.refresh()
+			}
+			r.expect("n", unreachable)
+		})
+	}
 }
