@@ -61,11 +61,13 @@ func addressFor(svc *corev1.Service, pod *corev1.Pod) (corev1.EndpointAddress, b
 		return corev1.EndpointAddress{}, false
 	}
 	address := corev1.EndpointAddress{
-		IP:       ip,
-		NodeName: &pod.Spec.NodeName,
+		IP: ip,
 		TargetRef: &corev1.ObjectReference{
 			Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 		},
+	}
+	if pod.Spec.NodeName != "" { // a Pod that somebody runs elsewhere need not have one
+		address.NodeName = &pod.Spec.NodeName
 	}
 	if endpointsliceutil.ShouldSetHostname(pod, svc) {
 		address.Hostname = pod.Spec.Hostname

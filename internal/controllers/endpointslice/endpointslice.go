@@ -78,7 +78,7 @@ func New(deps Deps) (*Controller, error) {
 		},
 	}
 	c.writes = newCountingClient(deps.Client, c.view.Wrote)
-	c.reconciler = endpointslice.NewReconciler(c.writes, corelisters.NewNodeLister(deps.Nodes.GetIndexer()),
+	c.reconciler = endpointslice.NewReconciler(c.writes, nodeLister{corelisters.NewNodeLister(deps.Nodes.GetIndexer())},
 		int32(deps.MaxEndpointsPerSlice), c.view.Tracker, c.topology, deps.Recorder, Name,
 		endpointslice.WithPreferSameTrafficDistributionEnabled(true))
 	c.queue = queue.New(queue.Options{
@@ -157,16 +157,27 @@ func (c *Controller) reconcile(ctx context.Context, key queue.Key) (queue.Result
 	return result, nil
 }
 
-// onKnownNodes leaves out the Pods whose node isn't there. They come back with their node, whose event has them
-// looked at; to the reconciler they would be a failure that is tried again and again.
+// onKnownNodes leaves out the Pods that name a node which isn't there. They come back with their node, whose event adds
+// their Services to the queue; to the reconciler they would be a failure that is retried again and again.
 func (c *Controller) onKnownNodes(svc *corev1.Service, pods []*corev1.Pod) []*corev1.Pod {
 	if svc.Spec.PublishNotReadyAddresses {
 		return pods
 	}
 	return slices.DeleteFunc(pods, func(pod *corev1.Pod) bool {
 		_, known, err := c.Nodes.GetStore().GetByKey(pod.Spec.NodeName)
-		return err == nil && !known
+		return pod.Spec.NodeName != "" && err == nil && !known
 	})
+}
+
+// nodeLister knows a node without a name, of no zone: that of Pods without a node. They run on no machine of the
+// cluster, and are endpoints without a nodeName all the same.
+type nodeLister struct{ corelisters.NodeLister }
+
+func (l nodeLister) Get(name string) (*corev1.Node, error) {
+	if name == "" {
+		return &corev1.Node{}, nil
+	}
+	return l.NodeLister.Get(name)
 }
 
 // syncNodes tells the topology cache about the nodes, and has those Services looked at whose hints no longer fit.
