@@ -88,7 +88,10 @@ func stripNode(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{
 		ObjectMeta: stripMeta(node.ObjectMeta),
 		Spec:       corev1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
-		Status:     corev1.NodeStatus{Allocatable: corev1.ResourceList{}},
+		Status: corev1.NodeStatus{
+			Allocatable: corev1.ResourceList{},
+			NodeInfo:    corev1.NodeSystemInfo{KubeletVersion: node.Status.NodeInfo.KubeletVersion},
+		},
 	}
 	if cpu, ok := node.Status.Allocatable[corev1.ResourceCPU]; ok {
 		out.Status.Allocatable[corev1.ResourceCPU] = cpu

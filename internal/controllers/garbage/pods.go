@@ -20,11 +20,11 @@ import (
 
 const (
 	podsPeriod = 20 * time.Second
-	// A node that isn't there may be on its way: its Pods get this long.
+	// A node that isn't there may yet be registered: its Pods get this long.
 	quarantine = 40 * time.Second
 )
 
-// podCollector deletes Pods that nobody will ever run again.
+// podCollector deletes Pods that no node will run, or end.
 type podCollector struct {
 	client kubernetes.Interface
 	pods   cache.SharedIndexInformer
@@ -32,7 +32,7 @@ type podCollector struct {
 	clock  clock.WithTicker
 	keep   int
 
-	missing map[string]time.Time // nodes that Pods name, and since when they aren't there
+	missing map[string]time.Time // nodes that Pods name, and since when they have been missing
 }
 
 func (p *podCollector) run(ctx context.Context) {
@@ -54,10 +54,9 @@ func (p *podCollector) collect(ctx context.Context) {
 	for i, obj := range objs {
 		pods[i] = obj.(*corev1.Pod)
 	}
-	doomed := append(p.finished(pods), p.homeless(ctx, pods)...)
-	for _, pod := range append(doomed, unscheduled(pods)...) {
+	for _, pod := range slices.Concat(p.finished(pods), p.podsOnMissingNodes(ctx, pods), p.podsWithoutAgent(ctx, pods), unscheduled(pods)) {
 		if err := p.delete(ctx, pod); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Info("Could not delete a Pod, will try again", "pod", klog.KObj(pod), "err", err)
+			klog.FromContext(ctx).Info("deleting a Pod failed, retrying", "pod", klog.KObj(pod), "err", err)
 		}
 	}
 }
@@ -89,8 +88,8 @@ func (p *podCollector) finished(pods []*corev1.Pod) []*corev1.Pod {
 	return out[:len(out)-p.keep]
 }
 
-// homeless are the Pods of nodes that have been gone for a while, by the API server's own word.
-func (p *podCollector) homeless(ctx context.Context, pods []*corev1.Pod) []*corev1.Pod {
+// podsOnMissingNodes are the Pods of nodes that have been missing for a while, by the API server's own word.
+func (p *podCollector) podsOnMissingNodes(ctx context.Context, pods []*corev1.Pod) []*corev1.Pod {
 	now := p.clock.Now()
 	missing := map[string]time.Time{}
 	for _, pod := range pods {
@@ -121,6 +120,32 @@ func (p *podCollector) homeless(ctx context.Context, pods []*corev1.Pod) []*core
 	return out
 }
 
+// podsWithoutAgent are Pods that are being deleted, whose time to end is over, and whose Node no agent looks after: it
+// has never reported a version and has no Lease. Somebody made that Node by hand, and nobody else will end its Pods.
+func (p *podCollector) podsWithoutAgent(ctx context.Context, pods []*corev1.Pod) []*corev1.Pod {
+	var out []*corev1.Pod
+	agentless := map[string]bool{}
+	for _, pod := range pods {
+		if pod.DeletionTimestamp == nil || pod.DeletionTimestamp.After(p.clock.Now()) || len(pod.Finalizers) > 0 {
+			continue
+		}
+		obj, there, _ := p.nodes.GetStore().GetByKey(pod.Spec.NodeName)
+		if !there || obj.(*corev1.Node).Status.NodeInfo.KubeletVersion != "" {
+			continue
+		}
+		without, known := agentless[pod.Spec.NodeName]
+		if !known {
+			_, err := p.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, pod.Spec.NodeName, metav1.GetOptions{})
+			without = apierrors.IsNotFound(err)
+			agentless[pod.Spec.NodeName] = without
+		}
+		if without {
+			out = append(out, pod)
+		}
+	}
+	return out
+}
+
 // unscheduled are Pods that are being deleted and have no node that would end them. One with finalizers waits for
 // those, and until then its state is not for others to change.
 func unscheduled(pods []*corev1.Pod) []*corev1.Pod {
@@ -144,7 +169,7 @@ func (p *podCollector) delete(ctx context.Context, pod *corev1.Pod) error {
 				"conditions": []map[string]any{{
 					"type": corev1.DisruptionTarget, "status": corev1.ConditionTrue,
 					"lastTransitionTime": metav1.NewTime(p.clock.Now()),
-					"reason":             "DeletionByPodGC", "message": "the Pod's node is gone",
+					"reason":             "DeletionByPodGC", "message": "no node runs the Pod",
 				}},
 			},
 		})

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
@@ -71,8 +72,11 @@ func (r *podRig) left() string {
 	return fmt.Sprint(list())
 }
 
-func (r *podRig) node(name string) {
+func (r *podRig) node(name string, change ...func(*corev1.Node)) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	for _, f := range change {
+		f(node)
+	}
 	if err := r.nodes.GetStore().Add(node); err != nil {
 		r.t.Fatal(err)
 	}
@@ -131,5 +135,30 @@ func TestPodsWithoutANodeThatAreBeingDeletedGo(t *testing.T) {
 	r.add("c", "", corev1.PodPending)
 	if got := r.left(); got != "[b c]" {
 		t.Errorf("left: %s", got)
+	}
+}
+
+func TestPodsBeingDeletedOnANodeWithoutAnAgentGo(t *testing.T) {
+	r := newPodRig(t, 100)
+	r.node("by-hand")
+	r.node("agent", func(n *corev1.Node) { n.Status.NodeInfo.KubeletVersion = "v1.37.1" })
+	r.node("leased")
+	_, err := r.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(context.Background(),
+		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "leased"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := metav1.NewTime(r.clock.Now().Add(30 * time.Second))
+	deleting := func(p *corev1.Pod) { p.DeletionTimestamp = &ends }
+	r.add("a", "by-hand", corev1.PodRunning, deleting)
+	r.add("b", "by-hand", corev1.PodRunning)
+	r.add("c", "agent", corev1.PodRunning, deleting)
+	r.add("d", "leased", corev1.PodRunning, deleting)
+	if got := r.left(); got != "[a b c d]" {
+		t.Errorf("before their time is over: %s", got)
+	}
+	r.clock.Step(time.Minute)
+	if got := r.left(); got != "[b c d]" {
+		t.Errorf("when their time is over: %s", got)
 	}
 }
