@@ -91,7 +91,8 @@ func newNode(s *shared) (runner, error) {
 
 func newGarbage(s *shared) (runner, error) {
 	return garbage.New(garbage.Deps{
-		Client: s.client, Metadata: s.metadata, Discovery: s.discovery, Pods: s.pods(), Nodes: s.nodes(), Clock: s.cfg.Clock,
+		Client: s.client, Metadata: s.metadata, Discovery: s.discovery,
+		Namespaces: s.namespaces(), Pods: s.pods(), Nodes: s.nodes(), Clock: s.cfg.Clock,
 		FinishedPods: s.cfg.FinishedPods, Workers: 8,
 	})
 }

@@ -1,5 +1,5 @@
-// Package garbage deletes what nobody needs any more: objects whose owners are gone, Pods that have finished when
-// there are too many, Pods of nodes that are gone. It knows objects by their metadata and owner references alone.
+// Package garbage deletes what nobody needs any more: objects whose owners or whose namespace are gone, Pods that have
+// finished when there are too many, Pods of nodes that are gone. It knows objects by their metadata and owner references alone.
 package garbage
 
 import (
@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -30,9 +31,9 @@ type Deps struct {
 	Client    kubernetes.Interface
 	Metadata  metadata.Interface
 	Discovery discovery.DiscoveryInterface
-	Pods      cache.SharedIndexInformer
-	Nodes     cache.SharedIndexInformer
-	Clock     clock.WithTicker // the wall clock if nil
+	// Namespaces, Pods and Nodes are synced before Run is called.
+	Namespaces, Pods, Nodes cache.SharedIndexInformer
+	Clock                   clock.WithTicker // the wall clock if nil
 
 	// FinishedPods is how many finished Pods are kept; 0 keeps all.
 	FinishedPods int
@@ -75,7 +76,12 @@ func New(deps Deps) (*Controller, error) {
 	c := &Controller{Deps: deps, graph: newGraph(), kinds: map[schema.GroupVersionResource]watched{}}
 	c.pods = podCollector{client: deps.Client, pods: deps.Pods, nodes: deps.Nodes, clock: deps.Clock, keep: deps.FinishedPods}
 	c.queue = queue.New(queue.Options{Name: "garbage_collector", FirstBackOff: 20 * time.Millisecond}, c.sync)
-	return c, nil
+	_, err := deps.Namespaces.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
+		if gone := membership.Deleted[*corev1.Namespace](obj); gone != nil {
+			c.namespaceGone(gone.Name)
+		}
+	}})
+	return c, err
 }
 
 // Run works until ctx ends.
@@ -171,6 +177,7 @@ func (c *Controller) watchKind(ctx context.Context, gvr schema.GroupVersionResou
 		}
 		return obj, nil
 	})
+	_ = informer.SetWatchErrorHandlerWithContext(membership.LogWatchError)
 	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { c.seen(objectOf(gvr, obj.(*metav1.PartialObjectMetadata))) },
 		UpdateFunc: func(old, obj any) {
@@ -207,6 +214,8 @@ func (c *Controller) seen(o *object) {
 	}
 	if old != nil {
 		c.wakeForeground(old) // an owner that was dropped may have been waiting for this one
+	} else if !c.namespaceKnown(o.namespace) {
+		c.queue.AddAfter(keyOf(o.uid), namespaceDelay)
 	}
 }
 

@@ -3,12 +3,19 @@ package garbage
 import (
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
 )
 
 // An owner that was deleted and made again between two watches is another one: what the first owned is looked at.
 func TestAnOwnerThatWasMadeAgainIsAnother(t *testing.T) {
-	c, err := New(Deps{})
+	namespaces := informers.NewSharedInformerFactory(fake.NewClientset(), 0).Core().V1().Namespaces().Informer()
+	if err := namespaces.GetStore().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns"}}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := New(Deps{Namespaces: namespaces})
 	if err != nil {
 		t.Fatal(err)
 	}

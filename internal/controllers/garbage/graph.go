@@ -97,3 +97,16 @@ func (g *graph) dependentsOf(owner types.UID) []*object {
 	}
 	return out
 }
+
+// inNamespace are the objects in a namespace.
+func (g *graph) inNamespace(namespace string) []*object {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	var out []*object
+	for _, o := range g.objects {
+		if o.namespace == namespace {
+			out = append(out, o)
+		}
+	}
+	return out
+}

@@ -27,8 +27,13 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 	if !c.allSynced() {
 		return queue.Result{Again: unsyncedDelay}, nil
 	}
+	stray := false
 	var err error
+	if !c.namespaceKnown(o.namespace) {
+		stray, err = c.collectStray(ctx, o)
+	}
 	switch {
+	case stray || err != nil:
 	case o.deleting && o.orphaning:
 		err = c.orphan(ctx, o)
 	case o.deleting && o.foreground:
