@@ -98,9 +98,12 @@ func newGarbage(s *shared) (runner, error) {
 }
 
 func newServiceCIDR(s *shared) (runner, error) {
-	factory := informers.NewSharedInformerFactory(s.client, 0)
-	controller := servicecidr.New(s.client, factory)
 	return runFunc(func(ctx context.Context) error {
+		if !servicecidr.WaitServed(ctx, s.discovery, s.cfg.Clock) {
+			return nil
+		}
+		factory := informers.NewSharedInformerFactory(s.client, 0)
+		controller := servicecidr.New(s.client, factory)
 		factory.Start(ctx.Done())
 		defer factory.Shutdown()
 		return controller.Run(ctx)
