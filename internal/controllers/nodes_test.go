@@ -97,3 +97,29 @@ func TestNodesGetTheirPodCIDRs(t *testing.T) {
 		return ""
 	})
 }
+
+// A Pod that somebody runs outside the cluster's nodes is an endpoint, without a nodeName.
+func TestAPodWithoutANodeIsAnEndpoint(t *testing.T) {
+	w := newWorld(t)
+	w.addService("s", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "a"} })
+	w.addPod("p", "", map[string]string{"app": "a"}, "10.1.0.1")
+	w.run("endpoints,endpointslice")
+	w.eventually(5*time.Second, func() string {
+		if got := w.readyIn("s"); got != "10.1.0.1" {
+			return "ready in the slices: " + got
+		}
+		endpoints, err := w.client.CoreV1().Endpoints(w.namespace).Get(w.ctx(), "s", metav1.GetOptions{})
+		if err != nil || len(endpoints.Subsets) != 1 || len(endpoints.Subsets[0].Addresses) != 1 {
+			return fmt.Sprintf("Endpoints: %v %v", endpoints, err)
+		}
+		if node := endpoints.Subsets[0].Addresses[0].NodeName; node != nil {
+			t.Errorf("nodeName %q", *node)
+		}
+		return ""
+	})
+	for _, e := range w.slices(discoveryv1.LabelServiceName + "=s")["s"].Endpoints {
+		if e.NodeName != nil {
+			t.Errorf("nodeName %q", *e.NodeName)
+		}
+	}
+}

@@ -25,6 +25,7 @@ import (
 	"portal/internal/controllers/membership"
 	"portal/internal/controllers/queue"
 	"portal/internal/controllers/subsets"
+	"portal/internal/controllers/writes"
 )
 
 const (
@@ -56,8 +57,8 @@ type Controller struct {
 	lister  corelisters.EndpointsLister
 	queue   *queue.Queue
 	trigger *endpointsliceutil.TriggerTimeTracker
-	wrote   ledger
-	working atomic.Bool // before, somebody else may be
+	writes  *writes.Tracker
+	working atomic.Bool // until then another process may be the writer
 }
 
 // New makes the controller and subscribes it; Run starts it once the informers it was given have synced.
@@ -71,13 +72,14 @@ func New(deps Deps) (*Controller, error) {
 		Name:       "endpoint",
 		WritePause: 100 * time.Millisecond, MaxWritePause: time.Second,
 	}, c.sync)
+	c.writes = writes.New(deps.Endpoints, c.queue.Add)
 	deps.Members.Subscribe(c.queue.Add)
 	_, err := deps.Endpoints.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { c.wrote.see(obj.(*corev1.Endpoints)) },
-		UpdateFunc: func(_, obj any) { c.changed(obj.(*corev1.Endpoints)) },
+		AddFunc:    func(obj any) { c.writes.Saw(obj.(*corev1.Endpoints)) },
+		UpdateFunc: func(old, obj any) { c.changed(old.(*corev1.Endpoints), obj.(*corev1.Endpoints)) },
 		DeleteFunc: func(obj any) {
 			if gone := membership.Deleted[*corev1.Endpoints](obj); gone != nil {
-				c.wrote.forget(keyOf(gone))
+				c.writes.Gone(gone)
 				c.queue.Add(keyOf(gone))
 			}
 		},
@@ -89,10 +91,10 @@ func keyOf(obj metav1.Object) queue.Key {
 	return queue.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 }
 
-func (c *Controller) changed(now *corev1.Endpoints) {
-	ours := c.wrote.see(now)
+func (c *Controller) changed(old, now *corev1.Endpoints) {
+	origin := c.writes.Saw(now)
 	switch {
-	case ours || now.Labels[LabelManagedBy] != Name:
+	case origin != writes.Foreign || now.Labels[LabelManagedBy] != Name || old.ResourceVersion == now.ResourceVersion:
 	case c.working.Load():
 		c.queue.AddAfter(keyOf(now), foreignChangeDelay)
 	case maps.Equal(shown(now), membership.Shown(c.Members.Pods(keyOf(now)))):
@@ -132,26 +134,10 @@ func (c *Controller) Run(ctx context.Context) error {
 		}
 	}
 	var done sync.WaitGroup
-	done.Go(func() { c.lookAgain(ctx) })
+	done.Go(func() { c.writes.Run(ctx) })
 	done.Go(func() { c.queue.Run(ctx, max(c.Workers, 1)) })
 	done.Wait()
 	return nil
-}
-
-// lookAgain has those looked at again whose last write the informer should have seen and has not.
-func (c *Controller) lookAgain(ctx context.Context) {
-	ticker := time.NewTicker(patience / 3)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		for _, key := range c.wrote.overdue() {
-			c.queue.Add(key)
-		}
-	}
 }
 
 func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, error) {
@@ -164,10 +150,13 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.Selector == nil {
 		return queue.Result{}, nil // whoever made the Service makes its Endpoints
 	}
+	if c.writes.Behind(key) {
+		return queue.Result{}, nil // requeued when the informer has caught up
+	}
 	pods := c.Members.Pods(key)
 	// Asked even if nothing is written: the tracker learns from each look which Pod changed since.
 	since := c.trigger.ComputeEndpointLastChangeTriggerTime(key.Namespace, svc, pods)
-	current, err := c.current(key)
+	current, err := c.current(ctx, key)
 	if err != nil {
 		return queue.Result{}, err
 	}
@@ -184,17 +173,24 @@ func (c *Controller) serviceGone(ctx context.Context, key queue.Key) error {
 		return fmt.Errorf("deleting the Endpoints of the deleted Service %s: %w", key, err)
 	}
 	c.trigger.DeleteService(key.Namespace, key.Name)
-	c.wrote.forget(key)
+	c.writes.Forget(key)
 	return nil
 }
 
-// current is the newest state known: what the informer has, or what was written here and the informer has yet to see.
-func (c *Controller) current(key queue.Key) (*corev1.Endpoints, error) {
-	seen, err := c.lister.Endpoints(key.Namespace).Get(key.Name)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return nil, err
+// current is the state to start from: the informer's, or the API server's own if the informer has lost a write.
+func (c *Controller) current(ctx context.Context, key queue.Key) (current *corev1.Endpoints, err error) {
+	if c.writes.TakeLost(key) {
+		current, err = c.Client.CoreV1().Endpoints(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			c.writes.Lost(key)
+		}
+	} else {
+		current, err = c.lister.Endpoints(key.Namespace).Get(key.Name)
 	}
-	return c.wrote.newest(key, seen), nil
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return current, err
 }
 
 func (c *Controller) write(ctx context.Context, svc *corev1.Service, current, next *corev1.Endpoints) error {
@@ -212,15 +208,9 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, current, ne
 		written, err = client.Update(ctx, next, metav1.UpdateOptions{})
 	}
 	if err == nil {
-		c.wrote.note(keyOf(svc), written)
-		// The informer may have been faster than the answer, and nothing comes twice.
-		if seen, err := c.lister.Endpoints(svc.Namespace).Get(svc.Name); err == nil {
-			c.wrote.see(seen)
-		}
+		c.writes.Wrote(keyOf(svc), written)
 		return nil
 	}
-	// Whatever was believed about the object's state may be why it failed.
-	c.wrote.forget(keyOf(svc))
 	if !outpaced(err) && ctx.Err() == nil {
 		c.Recorder.Eventf(svc, corev1.EventTypeWarning, reason, "%s the Endpoints of Service %s/%s failed: %v", doing, svc.Namespace, svc.Name, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -25,6 +26,7 @@ import (
 	"portal/internal/controllers/membership"
 	"portal/internal/controllers/queue"
 	"portal/internal/controllers/sliceview"
+	"portal/internal/controllers/writes"
 )
 
 const (
@@ -34,8 +36,6 @@ const (
 	// A change to a slice that wasn't made here is put right after this time, so that several slices changed in a
 	// row are put right together.
 	foreignChangeDelay = time.Second
-	// A slice that was written and doesn't show up is looked for again after this time, should no event come.
-	staleDelay = time.Second
 )
 
 // Deps are what the controller needs.
@@ -59,11 +59,11 @@ type Controller struct {
 	topology   *topologycache.TopologyCache
 	nodes      *queue.Queue // one key: the nodes as a whole
 	view       *sliceview.View
+	tracker    *endpointsliceutil.EndpointSliceTracker // the reconciler's, which insists on one
 	trigger    *endpointsliceutil.TriggerTimeTracker
 	reconciler *endpointslice.Reconciler
 	writes     *countingClient
-	stale      parked
-	working    atomic.Bool // before, somebody else may be
+	working    atomic.Bool // until then another process may be the writer
 }
 
 // New makes the controller and subscribes it; Run starts it once the informers it was given have synced.
@@ -73,18 +73,19 @@ func New(deps Deps) (*Controller, error) {
 		Deps:     deps,
 		topology: topologycache.NewTopologyCache(),
 		trigger:  endpointsliceutil.NewTriggerTimeTracker(),
-		view: &sliceview.View{
-			Client: deps.Client, Slices: deps.Slices, ManagedBy: Name, Tracker: endpointsliceutil.NewEndpointSliceTracker(),
-		},
+		tracker:  endpointsliceutil.NewEndpointSliceTracker(),
 	}
-	c.writes = newCountingClient(deps.Client, c.view.Wrote)
-	c.reconciler = endpointslice.NewReconciler(c.writes, nodeLister{corelisters.NewNodeLister(deps.Nodes.GetIndexer())},
-		int32(deps.MaxEndpointsPerSlice), c.view.Tracker, c.topology, deps.Recorder, Name,
-		endpointslice.WithPreferSameTrafficDistributionEnabled(true))
 	c.queue = queue.New(queue.Options{
 		Name:       "endpoint_slice",
 		WritePause: 100 * time.Millisecond, MaxWritePause: time.Second,
 	}, c.sync)
+	c.view = &sliceview.View{
+		Client: deps.Client, Slices: deps.Slices, ManagedBy: Name, Writes: writes.New(deps.Slices, c.queue.Add),
+	}
+	c.writes = newCountingClient(deps.Client, c.view.Writes, deps.Slices.GetStore())
+	c.reconciler = endpointslice.NewReconciler(c.writes, nodeLister{corelisters.NewNodeLister(deps.Nodes.GetIndexer())},
+		int32(deps.MaxEndpointsPerSlice), c.tracker, c.topology, deps.Recorder, Name,
+		endpointslice.WithPreferSameTrafficDistributionEnabled(true))
 	c.nodes = queue.New(queue.Options{Name: "endpoint_slice_topology"}, c.syncNodes)
 	deps.Members.Subscribe(c.queue.Add)
 	return c, c.watch()
@@ -98,32 +99,20 @@ func (c *Controller) Run(ctx context.Context) error {
 	c.working.Store(true)
 	var done sync.WaitGroup
 	done.Go(func() { c.nodes.Run(ctx, 1) })
-	done.Go(func() { c.view.Watch(ctx, c.queue.Add) })
+	done.Go(func() { c.view.Writes.Run(ctx) })
 	done.Go(func() { c.queue.Run(ctx, max(c.Workers, 1)) })
 	done.Wait()
 	return nil
 }
 
 func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, error) {
-	result, err := c.reconcile(ctx, key)
-	outcome := "success"
-	switch {
-	case err != nil:
-		outcome = "error"
-	case result.Again == staleDelay:
-		outcome = "stale"
-	}
-	metrics.EndpointSliceSyncs.WithLabelValues(outcome).Inc()
-	return result, err
-}
-
-func (c *Controller) reconcile(ctx context.Context, key queue.Key) (queue.Result, error) {
 	svc, err := c.Services.Services(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
 		// Its slices go by their owner references.
 		c.trigger.DeleteService(key.Namespace, key.Name)
 		c.reconciler.DeleteService(key.Namespace, key.Name)
-		c.view.Forget(key)
+		c.tracker.DeleteService(key.Namespace, key.Name)
+		c.view.Writes.Forget(key)
 		return queue.Result{}, nil
 	} else if err != nil {
 		return queue.Result{}, err
@@ -131,21 +120,30 @@ func (c *Controller) reconcile(ctx context.Context, key queue.Key) (queue.Result
 	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.Selector == nil {
 		return queue.Result{}, nil // whoever made the Service makes its slices
 	}
-	// Parked first: an event between the look and the parking would be missed.
-	c.stale.park(key)
-	existing, fresh, err := c.view.Of(ctx, svc)
+	existing, fresh, err := c.view.Of(ctx, key)
 	if err == nil && !fresh {
-		return queue.Result{Again: staleDelay}, nil
+		metrics.EndpointSliceSyncs.WithLabelValues("stale").Inc()
+		return queue.Result{}, nil
 	}
-	c.stale.leave(key)
+	result := queue.Result{}
+	outcome := "success"
+	if err == nil {
+		result, err = c.reconcile(ctx, svc, existing)
+	}
 	if err != nil {
-		return queue.Result{}, err
+		outcome = "error"
 	}
+	metrics.EndpointSliceSyncs.WithLabelValues(outcome).Inc()
+	return result, err
+}
 
+// reconcile writes the slices of a Service.
+func (c *Controller) reconcile(ctx context.Context, svc *corev1.Service, existing []*discovery.EndpointSlice) (queue.Result, error) {
+	key := queue.Key{Namespace: svc.Namespace, Name: svc.Name}
 	pods := c.onKnownNodes(svc, c.Members.Pods(key))
 	// Asked even if nothing is written: the tracker learns from each look which Pod changed since.
 	since := c.trigger.ComputeEndpointLastChangeTriggerTime(key.Namespace, svc, pods)
-	err = c.reconciler.Reconcile(klog.FromContext(ctx), svc, pods, existing, since)
+	err := c.reconciler.Reconcile(klog.FromContext(ctx), svc, pods, existing, since)
 	result := queue.Result{Writes: c.writes.take(key)}
 	if err != nil {
 		if !apierrors.IsConflict(err) && ctx.Err() == nil {

@@ -2,7 +2,6 @@ package endpointslice
 
 import (
 	"maps"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -12,6 +11,7 @@ import (
 	"portal/internal/controllers/membership"
 	"portal/internal/controllers/queue"
 	"portal/internal/controllers/sliceview"
+	"portal/internal/controllers/writes"
 )
 
 var allNodes = queue.Key{Name: "nodes"}
@@ -42,9 +42,12 @@ func (c *Controller) watch() error {
 	return err
 }
 
-// sliceChanged has a slice's Service looked at if somebody else changed the slice, or if the look was waiting for it.
+// sliceChanged requeues a slice's Service if somebody else changed the slice.
 func (c *Controller) sliceChanged(old, slice *discovery.EndpointSlice) {
-	c.view.Saw(slice)
+	origin := c.view.Writes.Saw(slice)
+	if old != nil && old.ResourceVersion == slice.ResourceVersion {
+		return // listed again
+	}
 	key := sliceview.ServiceOf(slice)
 	if old != nil {
 		if was := sliceview.ServiceOf(old); was.Name != "" && was != key {
@@ -54,32 +57,22 @@ func (c *Controller) sliceChanged(old, slice *discovery.EndpointSlice) {
 	if key.Name == "" {
 		return
 	}
-	ours := c.reconciler.ManagedByController(slice)
+	ours := c.view.Mine(slice)
 	switch {
 	case !c.working.Load():
-		// Every Service is still to be looked at. This is the leader's work, or was there.
+		// Every Service is in the queue already. This is the leader's work, or was there.
 		if ours && c.agree(key) {
 			c.queue.Settle(key)
 		}
-	case ours && c.view.Tracker.ShouldSync(slice),
-		old != nil && c.reconciler.ManagedByChanged(old, slice):
+	case origin == writes.Foreign && (ours || old != nil && c.view.Mine(old)):
 		c.queue.AddAfter(key, foreignChangeDelay)
-	case ours && c.stale.leave(key):
-		c.queue.Add(key)
 	}
 }
 
 func (c *Controller) sliceGone(slice *discovery.EndpointSlice) {
-	c.view.Saw(slice)
-	key := sliceview.ServiceOf(slice)
-	if key.Name == "" || !c.reconciler.ManagedByController(slice) || !c.working.Load() {
-		return
-	}
-	if c.view.Tracker.Has(slice) && !c.view.Tracker.HandleDeletion(slice) {
+	own := c.view.Writes.Gone(slice)
+	if key := sliceview.ServiceOf(slice); !own && key.Name != "" && c.view.Mine(slice) && c.working.Load() {
 		c.queue.AddAfter(key, foreignChangeDelay)
-	}
-	if c.stale.leave(key) {
-		c.queue.Add(key)
 	}
 }
 
@@ -137,28 +130,3 @@ func nodeReady(node *corev1.Node) bool {
 }
 
 func allocatableCPU(node *corev1.Node) int64 { return node.Status.Allocatable.Cpu().MilliValue() }
-
-// parked are the Services whose slices were out of date when looked at. The event that brings them up to date
-// brings the look forward.
-type parked struct {
-	mu   sync.Mutex
-	keys map[queue.Key]struct{}
-}
-
-func (p *parked) park(key queue.Key) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.keys == nil {
-		p.keys = map[queue.Key]struct{}{}
-	}
-	p.keys[key] = struct{}{}
-}
-
-// leave takes a key out and tells whether it was in.
-func (p *parked) leave(key queue.Key) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, in := p.keys[key]
-	delete(p.keys, key)
-	return in
-}

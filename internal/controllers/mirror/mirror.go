@@ -18,19 +18,15 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/client-go/tools/record"
-	endpointsliceutil "k8s.io/endpointslice/util"
 
 	"portal/internal/controllers/membership"
 	"portal/internal/controllers/queue"
 	"portal/internal/controllers/sliceview"
+	"portal/internal/controllers/writes"
 )
 
-const (
-	// Name is this controller's as the value of the managed-by label.
-	Name = "endpointslicemirroring-controller.k8s.io"
-
-	staleDelay = 50 * time.Millisecond
-)
+// Name is this controller's as the value of the managed-by label.
+const Name = "endpointslicemirroring-controller.k8s.io"
 
 // Deps are what the controller needs.
 type Deps struct {
@@ -60,14 +56,14 @@ func New(deps Deps) (*Controller, error) {
 		Deps:      deps,
 		services:  corelisters.NewServiceLister(deps.Services.GetIndexer()),
 		endpoints: corelisters.NewEndpointsLister(deps.Endpoints.GetIndexer()),
-		view: &sliceview.View{
-			Client: deps.Client, Slices: deps.Slices, ManagedBy: Name, Tracker: endpointsliceutil.NewEndpointSliceTracker(),
-		},
 	}
 	c.queue = queue.New(queue.Options{
 		Name:       "endpoint_slice_mirroring",
 		WritePause: 100 * time.Millisecond, MaxWritePause: time.Second,
 	}, c.sync)
+	c.view = &sliceview.View{
+		Client: deps.Client, Slices: deps.Slices, ManagedBy: Name, Writes: writes.New(deps.Slices, c.queue.Add),
+	}
 	return c, c.watch()
 }
 
@@ -77,7 +73,7 @@ func (c *Controller) Listed() { c.queue.Listed() }
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) error {
 	var done sync.WaitGroup
-	done.Go(func() { c.view.Watch(ctx, c.queue.Add) })
+	done.Go(func() { c.view.Writes.Run(ctx) })
 	done.Go(func() { c.queue.Run(ctx, max(c.Workers, 1)) })
 	done.Wait()
 	return nil
@@ -135,18 +131,20 @@ func (c *Controller) serviceChanged(svc *corev1.Service) {
 
 // sliceChanged has Endpoints copied again if somebody else changed the copy.
 func (c *Controller) sliceChanged(old, slice *discovery.EndpointSlice) {
-	c.view.Saw(slice)
+	origin := c.view.Writes.Saw(slice)
+	if old != nil && old.ResourceVersion == slice.ResourceVersion {
+		return // listed again
+	}
 	if old != nil && c.view.Mine(old) && sliceview.ServiceOf(old) != sliceview.ServiceOf(slice) {
 		c.queue.Add(sliceview.ServiceOf(old))
 	}
-	if c.view.Mine(slice) && c.view.Tracker.ShouldSync(slice) || old != nil && c.view.Mine(old) != c.view.Mine(slice) {
+	if origin == writes.Foreign && (c.view.Mine(slice) || old != nil && c.view.Mine(old)) {
 		c.queue.Add(sliceview.ServiceOf(slice))
 	}
 }
 
 func (c *Controller) sliceGone(slice *discovery.EndpointSlice) {
-	c.view.Saw(slice)
-	if c.view.Mine(slice) && c.view.Tracker.Has(slice) && !c.view.Tracker.HandleDeletion(slice) {
+	if !c.view.Writes.Gone(slice) && c.view.Mine(slice) {
 		c.queue.Add(sliceview.ServiceOf(slice))
 	}
 }
@@ -158,32 +156,19 @@ func keyOf(obj metav1.Object) queue.Key {
 func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, error) {
 	started := time.Now()
 	defer func() { syncDuration.WithLabelValues().Observe(time.Since(started).Seconds()) }()
-	endpoints, svc, err := c.original(key)
+	endpoints, err := c.original(key)
 	if err != nil {
+		return queue.Result{}, err
+	}
+	existing, fresh, err := c.view.Of(ctx, key)
+	if err != nil || !fresh {
 		return queue.Result{}, err
 	}
 	if endpoints == nil {
-		existing, err := c.view.Cached(key)
-		if err != nil {
-			return queue.Result{}, err
-		}
-		c.view.Forget(key)
-		return queue.Result{Writes: len(existing)}, c.deleteAll(ctx, existing)
-	}
-	existing, fresh, err := c.view.Of(ctx, svc)
-	if err != nil {
-		return queue.Result{}, err
-	}
-	if !fresh {
-		return queue.Result{Again: staleDelay}, nil
+		return queue.Result{Writes: len(existing)}, c.deleteAll(ctx, key, existing)
 	}
 	wanted, skipped := copyOf(endpoints, c.MaxEndpointsPerSubset)
 	c.report(endpoints, skipped)
-	for _, slice := range existing {
-		if !c.view.Tracker.Has(slice) {
-			c.view.Tracker.Update(slice)
-		}
-	}
 	changes := plan(wanted, existing)
 	if endpoints.DeletionTimestamp != nil {
 		changes.create = nil // a new one would outlive what it is a copy of
@@ -193,22 +178,22 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 
 // original is what has to be mirrored under a key: Endpoints with a Service that has no selector, unless a label or a
 // leader election's annotation says not to. Nil if there is no such thing.
-func (c *Controller) original(key queue.Key) (*corev1.Endpoints, *corev1.Service, error) {
+func (c *Controller) original(key queue.Key) (*corev1.Endpoints, error) {
 	endpoints, err := c.endpoints.Endpoints(key.Namespace).Get(key.Name)
 	if err != nil {
-		return nil, nil, ignoreNotFound(err)
+		return nil, ignoreNotFound(err)
 	}
 	if _, lock := endpoints.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]; lock || endpoints.Labels[discovery.LabelSkipMirror] == "true" {
-		return nil, nil, nil
+		return nil, nil
 	}
 	svc, err := c.services.Services(key.Namespace).Get(key.Name)
 	if err != nil {
-		return nil, nil, ignoreNotFound(err)
+		return nil, ignoreNotFound(err)
 	}
 	if svc.Spec.Selector != nil {
-		return nil, nil, nil
+		return nil, nil
 	}
-	return endpoints, svc, nil
+	return endpoints, nil
 }
 
 func ignoreNotFound(err error) error {
@@ -239,7 +224,7 @@ func (c *Controller) apply(ctx context.Context, key queue.Key, changes changes) 
 		} else if err != nil {
 			return fmt.Errorf("creating an EndpointSlice for Endpoints %s: %w", key, err)
 		}
-		c.wrote(made)
+		c.view.Writes.Wrote(key, made)
 		sliceChanges.WithLabelValues("create").Inc()
 	}
 	for _, slice := range changes.update {
@@ -247,18 +232,13 @@ func (c *Controller) apply(ctx context.Context, key queue.Key, changes changes) 
 		if err != nil {
 			return fmt.Errorf("updating EndpointSlice %s of Endpoints %s: %w", slice.Name, key, err)
 		}
-		c.wrote(made)
+		c.view.Writes.Wrote(key, made)
 		sliceChanges.WithLabelValues("update").Inc()
 	}
-	return c.deleteAll(ctx, changes.delete)
+	return c.deleteAll(ctx, key, changes.delete)
 }
 
-func (c *Controller) wrote(slice *discovery.EndpointSlice) {
-	c.view.Tracker.Update(slice)
-	c.view.Wrote(slice)
-}
-
-func (c *Controller) deleteAll(ctx context.Context, slices []*discovery.EndpointSlice) error {
+func (c *Controller) deleteAll(ctx context.Context, key queue.Key, slices []*discovery.EndpointSlice) error {
 	var errs []error
 	for _, slice := range slices {
 		err := c.Client.DiscoveryV1().EndpointSlices(slice.Namespace).Delete(ctx, slice.Name, metav1.DeleteOptions{})
@@ -266,7 +246,7 @@ func (c *Controller) deleteAll(ctx context.Context, slices []*discovery.Endpoint
 			errs = append(errs, fmt.Errorf("deleting EndpointSlice %s/%s: %w", slice.Namespace, slice.Name, err))
 			continue
 		}
-		c.view.Tracker.ExpectDeletion(slice)
+		c.view.Writes.Deleted(key, slice)
 		sliceChanges.WithLabelValues("delete").Inc()
 	}
 	return errors.Join(errs...)

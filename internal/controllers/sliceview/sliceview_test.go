@@ -3,27 +3,23 @@ package sliceview
 import (
 	"context"
 	"fmt"
-	"sync"
 	"testing"
-	"testing/synctest"
-	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
-	endpointsliceutil "k8s.io/endpointslice/util"
 
 	"portal/internal/controllers/queue"
+	"portal/internal/controllers/writes"
 )
 
-var service = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "s"}}
+var service = queue.Key{Namespace: "ns", Name: "s"}
 
-func slice(name string, generation int64) *discovery.EndpointSlice {
+func slice(name, version string) *discovery.EndpointSlice {
 	return &discovery.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "ns", Name: name, UID: types.UID(name), Generation: generation,
+		Namespace: "ns", Name: name, UID: types.UID(name), ResourceVersion: version,
 		Labels: map[string]string{discovery.LabelServiceName: "s", discovery.LabelManagedBy: "me"},
 	}}
 }
@@ -38,7 +34,7 @@ func newView(t *testing.T, there ...*discovery.EndpointSlice) *View {
 		}
 	}
 	informer := cache.NewSharedIndexInformer(nil, &discovery.EndpointSlice{}, 0, cache.Indexers{ByService: IndexByService})
-	return &View{Client: client, Slices: informer, ManagedBy: "me", Tracker: endpointsliceutil.NewEndpointSliceTracker()}
+	return &View{Client: client, Slices: informer, ManagedBy: "me", Writes: writes.New(informer, func(queue.Key) {})}
 }
 
 func (v *View) see(t *testing.T, s *discovery.EndpointSlice) {
@@ -46,12 +42,7 @@ func (v *View) see(t *testing.T, s *discovery.EndpointSlice) {
 	if err := v.Slices.GetStore().Add(s); err != nil {
 		t.Fatal(err)
 	}
-	v.Saw(s)
-}
-
-func (v *View) write(s *discovery.EndpointSlice) {
-	v.Tracker.Update(s)
-	v.Wrote(s)
+	v.Writes.Saw(s)
 }
 
 func (v *View) expect(t *testing.T, want string) {
@@ -72,15 +63,11 @@ func (v *View) expect(t *testing.T, want string) {
 func TestTheInformerIsWaitedFor(t *testing.T) {
 	v := newView(t)
 	v.expect(t, "true []")
-	v.write(slice("a", 1))
+	v.Writes.Wrote(service, slice("a", "1"))
 	v.expect(t, "false []")
-	v.see(t, slice("a", 1))
+	v.see(t, slice("a", "1"))
 	v.expect(t, "true [a]")
-	v.write(slice("a", 2))
-	v.expect(t, "false [a]")
-	v.see(t, slice("a", 2))
-	v.expect(t, "true [a]")
-	others, going := slice("b", 1), slice("c", 1)
+	others, going := slice("b", "2"), slice("c", "3")
 	others.Labels[discovery.LabelManagedBy] = "somebody else"
 	now := metav1.Now()
 	going.DeletionTimestamp = &now
@@ -89,55 +76,18 @@ func TestTheInformerIsWaitedFor(t *testing.T) {
 	v.expect(t, "true [a]")
 }
 
-// What the informer never sees, because it was deleted between two of its watches, isn't waited for for ever.
-func TestTheInformerIsNotWaitedForForEver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := newView(t, slice("b", 1)) // what is really there
-		ctx, cancel := context.WithCancel(t.Context())
-		dirty := make(chan queue.Key, 8)
-		var done sync.WaitGroup
-		done.Go(func() { v.Watch(ctx, func(k queue.Key) { dirty <- k }) })
-		v.write(slice("a", 1))
-		v.expect(t, "false []")
-		time.Sleep(Patience - 2*time.Second)
-		synctest.Wait()
-		if len(dirty) != 0 {
-			t.Errorf("no patience: %v", <-dirty)
-		}
-		time.Sleep(4 * time.Second)
-		synctest.Wait()
-		if len(dirty) != 1 {
-			t.Fatalf("%d to be looked at again", len(dirty))
-		}
-		if key := <-dirty; key.Name != "s" {
-			t.Errorf("to be looked at again: %v", key)
-		}
-		v.expect(t, "true [b]")
-		v.expect(t, "false []") // the informer should see that one now
-		v.see(t, slice("b", 1))
-		v.expect(t, "true [b]")
-		cancel()
-		done.Wait()
-	})
-}
-
-// An informer that was faster than the answer to the write has seen it; waiting for it would never end.
-func TestTheInformerMayBeFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := newView(t, slice("a", 1))
-		v.see(t, slice("a", 1))
-		v.write(slice("a", 1))
-		v.expect(t, "true [a]")
-		time.Sleep(longPatience)
-		if keys := v.overdue(); len(keys) != 0 {
-			t.Errorf("still waited for: %v", keys)
-		}
-		// Nor is what the API server said of slices that the informer knows.
-		v.distrust(queue.Key{Namespace: "ns", Name: "s"})
-		v.expect(t, "true [a]")
-		time.Sleep(longPatience)
-		if keys := v.overdue(); len(keys) != 0 {
-			t.Errorf("waited for after a look: %v", keys)
-		}
-	})
+// When the informer has lost a write the API server is asked, and the informer is behind until it says the same.
+func TestTheServerIsAsked(t *testing.T) {
+	v := newView(t, slice("b", "7"))
+	v.see(t, slice("a", "1"))
+	v.Writes.Lost(service)
+	v.expect(t, "true [b]")
+	v.expect(t, "false []")
+	v.see(t, slice("b", "7"))
+	v.expect(t, "false []")
+	if err := v.Slices.GetStore().Delete(slice("a", "1")); err != nil {
+		t.Fatal(err)
+	}
+	v.Writes.Gone(slice("a", "1"))
+	v.expect(t, "true [b]")
 }
