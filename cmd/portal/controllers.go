@@ -35,7 +35,7 @@ func newControllersCommand() *cobra.Command {
 		Use:   "controllers",
 		Short: "Run the controllers alone, against any Kubernetes API server",
 		Long: `Run the controllers alone: Endpoints and EndpointSlices of Services, the life cycle of namespaces and nodes, and
-the collection of garbage. Several can stand by: one leads, and another takes over when it is gone.`,
+garbage collection. Several can run: one is elected leader, and a standby takes over when it is gone.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			startup.Collect(100)
@@ -44,26 +44,26 @@ the collection of garbage. Several can stand by: one leads, and another takes ov
 	}
 	f := cmd.Flags()
 	o.logs.addFlags(f)
-	f.StringVar(&o.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "file that says where the API server is and who we are; without one, that of the Pod we are in")
+	f.StringVar(&o.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file of the API server; without one, the service account of the Pod that this runs in")
 	f.StringVar(&o.server, "master", "", "the API server's URL, instead of the kubeconfig's")
 	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, fmt.Sprintf("which to run, of %v: * is all, none is none, -name leaves one out", controllers.Names()))
-	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "ranges of the Pods' addresses, cut up for the nodes: at most one IPv4 and one IPv6; none leaves nodes alone")
+	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "ranges of the Pods' addresses, split among the nodes: at most one IPv4 and one IPv6; none: nodes get no Pod CIDRs")
 	f.IntVar(&o.config.NodeCIDRMaskSizeIPv4, "node-cidr-mask-size-ipv4", 24, "prefix length of a node's IPv4 part of --cluster-cidr")
 	f.IntVar(&o.config.NodeCIDRMaskSizeIPv6, "node-cidr-mask-size-ipv6", 64, "prefix length of a node's IPv6 part of --cluster-cidr")
 	f.IntVar(&o.config.MaxEndpointsPerSlice, "max-endpoints-per-slice", 100, "endpoints in one EndpointSlice at most, up to 1000")
 	f.IntVar(&o.config.MaxEndpointsPerSubset, "mirroring-max-endpoints-per-subset", 1000, "addresses of a subset of hand-made Endpoints that are mirrored at most")
-	f.IntVar(&o.config.SliceWorkers, "concurrent-service-endpoint-syncs", 16, "Services whose EndpointSlices are worked on at a time")
-	f.IntVar(&o.config.EndpointsWorkers, "concurrent-endpoint-syncs", 2, "Services whose Endpoints are worked on at a time")
+	f.IntVar(&o.config.SliceWorkers, "concurrent-service-endpoint-syncs", 16, "Services whose EndpointSlices are synced at a time")
+	f.IntVar(&o.config.EndpointsWorkers, "concurrent-endpoint-syncs", 2, "Services whose Endpoints are synced at a time")
 	f.DurationVar(&o.config.NodeGracePeriod, "node-monitor-grace-period", 50*time.Second, "how long a node may go without renewing its Lease before it counts as lost")
-	f.DurationVar(&o.config.NodeMonitorPeriod, "node-monitor-period", 5*time.Second, "how often the nodes' Leases are looked at")
+	f.DurationVar(&o.config.NodeMonitorPeriod, "node-monitor-period", 5*time.Second, "how often the nodes' Leases are checked")
 	f.IntVar(&o.config.FinishedPods, "terminated-pod-gc-threshold", 12500, "finished Pods that are kept; more are deleted, the oldest first; negative keeps all")
-	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "host:port for /metrics and /healthz; empty serves none")
-	f.BoolVar(&o.elect, "leader-elect", true, "stand by until the others' Lease has run out")
+	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "host:port of /metrics and /healthz; empty: not served")
+	f.BoolVar(&o.elect, "leader-elect", true, "elect a leader with a Lease before running")
 	f.StringVar(&o.election.Namespace, "leader-elect-resource-namespace", o.election.Namespace, "namespace of that Lease")
 	f.StringVar(&o.election.Name, "leader-elect-resource-name", o.election.Name, "name of that Lease")
-	f.DurationVar(&o.election.Lease, "leader-elect-lease-duration", o.election.Lease, "how long the Lease of a leader that is gone keeps the others waiting")
+	f.DurationVar(&o.election.Lease, "leader-elect-lease-duration", o.election.Lease, "how long standbys wait for a leader that doesn't renew its Lease")
 	f.DurationVar(&o.election.Renew, "leader-elect-renew-deadline", o.election.Renew, "how long a leader tries to renew its Lease before it gives up")
-	f.DurationVar(&o.election.Retry, "leader-elect-retry-period", o.election.Retry, "how long it and the others wait between two tries")
+	f.DurationVar(&o.election.Retry, "leader-elect-retry-period", o.election.Retry, "how long leader and standbys wait between two tries")
 	return cmd
 }
 

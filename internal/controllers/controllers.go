@@ -1,5 +1,5 @@
-// Package controllers runs the loops that turn what users asked for into the objects that nodes read: Endpoints and
-// EndpointSlices first of all. It talks to an API server and to nothing else; any number of other writers may too.
+// Package controllers runs the control loops that turn what users asked for into the objects that nodes read: Endpoints
+// and EndpointSlices first of all. It talks to an API server and to nothing else, beside any number of other writers.
 package controllers
 
 import (
@@ -18,8 +18,8 @@ import (
 
 // Config is how the controllers run. Only REST has no default.
 type Config struct {
-	// REST is the way to the API server. It isn't changed; its rate limits are not used: the API server's own
-	// flow control is the judge of what is too much.
+	// REST is how the API server is reached. It isn't changed. Its rate limits are not used: the API server's own flow
+	// control limits the load.
 	REST *rest.Config
 
 	// MaxEndpointsPerSlice bounds an EndpointSlice made for a selector (100; at most 1000), and
@@ -27,19 +27,19 @@ type Config struct {
 	MaxEndpointsPerSlice  int
 	MaxEndpointsPerSubset int
 
-	// ClusterCIDRs are cut into the nodes' Pod ranges; at most one of a family, none turns that off. The mask sizes
-	// are those of the parts (24 and 64).
+	// ClusterCIDRs are split into the nodes' Pod ranges; at most one of a family, none turns that off. The mask sizes
+	// are those of a node's range (24 and 64).
 	ClusterCIDRs                               []netip.Prefix
 	NodeCIDRMaskSizeIPv4, NodeCIDRMaskSizeIPv6 int
-	// ServiceCIDRs are never handed to nodes.
+	// ServiceCIDRs are never assigned to nodes.
 	ServiceCIDRs []netip.Prefix
 
-	// NodeGracePeriod is how long a node may be silent (50 s), NodeMonitorPeriod how often that is looked at (5 s).
+	// NodeGracePeriod is how long a node may go without renewing its Lease (50 s), NodeMonitorPeriod how often that is checked (5 s).
 	NodeGracePeriod, NodeMonitorPeriod time.Duration
 	// FinishedPods is how many finished Pods are kept (12500); negative: all.
 	FinishedPods int
 
-	// SliceWorkers and EndpointsWorkers are how many Services are worked on at a time (16 and 2). Slices are what
+	// SliceWorkers and EndpointsWorkers are how many Services are synced at a time (16 and 2). Slices are what
 	// proxies read, so at a start with many Services they come first.
 	SliceWorkers, EndpointsWorkers int
 
@@ -82,7 +82,7 @@ func (c Config) complete() (Config, error) {
 		c.Clock = clock.RealClock{}
 	}
 	if c.REST == nil {
-		return c, errors.New("controllers need a way to the API server")
+		return c, errors.New("controllers need a configuration of the API server")
 	}
 	for _, limit := range []struct {
 		name  string
@@ -95,7 +95,7 @@ func (c Config) complete() (Config, error) {
 	return c, nil
 }
 
-// Validate tells what is wrong with a configuration, before anything is started.
+// Validate says what is wrong with a configuration, before anything is started.
 func (c Config) Validate() error {
 	c, err := c.complete()
 	if err != nil {

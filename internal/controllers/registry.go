@@ -14,7 +14,7 @@ import (
 	"portal/internal/controllers/servicecidr"
 )
 
-// runner is a controller that is made and not yet started.
+// runner is a controller that has been constructed and not yet started.
 type runner interface {
 	// Run works until ctx ends, and returns when all it started has ended.
 	Run(ctx context.Context) error

@@ -23,7 +23,7 @@ import (
 // errRestored says that the API went back to an older revision.
 var errRestored = errors.New("the API was restored to an older revision")
 
-// wentBack tells whether a version is older than one seen before, and is errRestored if so.
+// wentBack is errRestored if a version is older than one seen before, and nil otherwise.
 func wentBack(what, now, before string) error {
 	order, err := resourceversion.CompareResourceVersion(now, before)
 	if err != nil || order >= 0 {

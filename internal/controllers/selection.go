@@ -53,10 +53,10 @@ func ParseSelection(values []string, own ...string) (Selection, error) {
 	return s, nil
 }
 
-// Has tells whether a controller runs.
+// Has reports whether a controller runs.
 func (s Selection) Has(name string) bool { return slices.Contains(s.names, name) }
 
-// Empty tells whether none runs.
+// Empty reports whether none runs.
 func (s Selection) Empty() bool { return len(s.names) == 0 }
 
 func (s Selection) String() string {

@@ -78,8 +78,8 @@ func (s *shared) informer(kind string, strip cache.TransformFunc, make func(info
 	if i := s.informers[kind]; i != nil {
 		return i
 	}
-	// A factory of its own, because a namespace or a transform is a whole factory's. Nothing is resynced: every
-	// queue retries until it has succeeded.
+	// Each kind has a factory of its own, because namespace and transform are settings of a factory. Nothing is resynced
+	// periodically: every queue retries until it has succeeded.
 	i := make(informers.NewSharedInformerFactoryWithOptions(s.client, 0, informers.WithTransform(strip), informers.WithNamespace(namespaceOf[kind])))
 	_ = i.SetWatchErrorHandlerWithContext(membership.LogWatchError) // it fails only once the informer runs
 	if err := i.AddIndexers(indexers); err != nil && s.err == nil {

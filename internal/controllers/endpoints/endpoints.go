@@ -1,5 +1,5 @@
 // Package endpoints keeps the Endpoints object of every Service that has a selector. It reads Services and Pods, and
-// writes Endpoints; EndpointSlices are no business of its.
+// writes Endpoints; it knows nothing of EndpointSlices.
 package endpoints
 
 import (
@@ -36,8 +36,8 @@ const (
 
 	truncated = "truncated"
 
-	// A change to Endpoints that wasn't made here is put right after this time: at once would fight a person who is
-	// trying something out, and whoever else believes to be the leader.
+	// A change to Endpoints that wasn't made here is reverted after this time: doing it immediately would fight people who
+	// are trying something out, and a process that still believes to be the leader.
 	foreignChangeDelay = time.Minute
 )
 
@@ -98,8 +98,8 @@ func (c *Controller) changed(old, now *corev1.Endpoints) {
 	case c.working.Load():
 		c.queue.AddAfter(keyOf(now), foreignChangeDelay)
 	case maps.Equal(shown(now), membership.Shown(c.Members.Pods(keyOf(now)))):
-		// The leader's work. Every Service is still to be looked at, this one later.
-		c.queue.Settle(keyOf(now))
+		// The leader's work. Every Service is in the queue already, this one may come later.
+		c.queue.Deprioritize(keyOf(now))
 	}
 }
 
@@ -124,7 +124,7 @@ func (c *Controller) Listed() { c.queue.Listed() }
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) error {
 	c.working.Store(true)
-	// A Service may have gone while nobody was looking; its Endpoints follow it now. Those that old leader
+	// A Service may have been deleted while no controller ran; its Endpoints are deleted now. Those that old leader
 	// elections used as their lock never had a Service.
 	for _, obj := range c.Endpoints.GetStore().List() {
 		e := obj.(*corev1.Endpoints)
@@ -154,7 +154,7 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 		return queue.Result{}, nil // requeued when the informer has caught up
 	}
 	pods := c.Members.Pods(key)
-	// Asked even if nothing is written: the tracker learns from each look which Pod changed since.
+	// Called even if nothing is written: the tracker learns from each call which Pods have changed since.
 	since := c.trigger.ComputeEndpointLastChangeTriggerTime(key.Namespace, svc, pods)
 	current, err := c.current(ctx, key)
 	if err != nil {
@@ -211,14 +211,14 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, current, ne
 		c.writes.Wrote(keyOf(svc), written)
 		return nil
 	}
-	if !outpaced(err) && ctx.Err() == nil {
+	if !isStale(err) && ctx.Err() == nil {
 		c.Recorder.Eventf(svc, corev1.EventTypeWarning, reason, "%s the Endpoints of Service %s/%s failed: %v", doing, svc.Namespace, svc.Name, err)
 	}
 	return fmt.Errorf("%s Endpoints %s/%s: %w", doing, svc.Namespace, svc.Name, err)
 }
 
-// outpaced tells errors that only mean that the informer is behind: the next look knows better.
-func outpaced(err error) bool {
+// isStale says that an error only means that the informer is behind: the next sync will know better.
+func isStale(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 

@@ -16,7 +16,7 @@ import (
 func Subsets(svc *corev1.Service, pods []*corev1.Pod) []corev1.EndpointSubset {
 	loose := make([]corev1.EndpointSubset, 0, len(pods))
 	for _, pod := range pods {
-		// A Pod that is going away is published only by those who want to see all.
+		// A Pod that is being deleted is published only with publishNotReadyAddresses.
 		if !endpointsliceutil.ShouldPodBeInEndpoints(pod, svc.Spec.PublishNotReadyAddresses) {
 			continue
 		}
@@ -75,8 +75,8 @@ func addressFor(svc *corev1.Service, pod *corev1.Pod) (corev1.EndpointAddress, b
 	return address, true
 }
 
-// wantsIPv6 tells the family of a Service's Endpoints: its first one. A Service from before there were families has
-// the one of its cluster IP, or without one that of the Pod.
+// wantsIPv6 reports whether a Service's Endpoints are of IPv6: its first family decides. A Service from before there were
+// families has the one of its cluster IP, or without one that of the Pod.
 func wantsIPv6(svc *corev1.Service, pod *corev1.Pod) bool {
 	switch {
 	case len(svc.Spec.IPFamilies) > 0:

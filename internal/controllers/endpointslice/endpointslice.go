@@ -33,8 +33,8 @@ const (
 	// Name is this controller's as the value of the managed-by label.
 	Name = "endpointslice-controller.k8s.io"
 
-	// A change to a slice that wasn't made here is put right after this time, so that several slices changed in a
-	// row are put right together.
+	// A change to a slice that wasn't made here is reverted after this time, so that several slices changed in a row are
+	// reverted together.
 	foreignChangeDelay = time.Second
 )
 
@@ -141,7 +141,7 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 func (c *Controller) reconcile(ctx context.Context, svc *corev1.Service, existing []*discovery.EndpointSlice) (queue.Result, error) {
 	key := queue.Key{Namespace: svc.Namespace, Name: svc.Name}
 	pods := c.onKnownNodes(svc, c.Members.Pods(key))
-	// Asked even if nothing is written: the tracker learns from each look which Pod changed since.
+	// Called even if nothing is written: the tracker learns from each call which Pods have changed since.
 	since := c.trigger.ComputeEndpointLastChangeTriggerTime(key.Namespace, svc, pods)
 	err := c.reconciler.Reconcile(klog.FromContext(ctx), svc, pods, existing, since)
 	result := queue.Result{Writes: c.writes.take(key)}
@@ -178,7 +178,7 @@ func (l nodeLister) Get(name string) (*corev1.Node, error) {
 	return l.NodeLister.Get(name)
 }
 
-// syncNodes tells the topology cache about the nodes, and has those Services looked at whose hints no longer fit.
+// syncNodes updates the topology cache, and queues the Services whose hints no longer fit.
 func (c *Controller) syncNodes(ctx context.Context, _ queue.Key) (queue.Result, error) {
 	var nodes []*corev1.Node
 	for _, obj := range c.Nodes.GetStore().List() {

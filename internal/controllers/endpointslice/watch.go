@@ -62,7 +62,7 @@ func (c *Controller) sliceChanged(old, slice *discovery.EndpointSlice) {
 	case !c.working.Load():
 		// Every Service is in the queue already. This is the leader's work, or was there.
 		if ours && c.agree(key) {
-			c.queue.Settle(key)
+			c.queue.Deprioritize(key)
 		}
 	case origin == writes.Foreign && (ours || old != nil && c.view.Mine(old)):
 		c.queue.AddAfter(key, foreignChangeDelay)
@@ -76,7 +76,7 @@ func (c *Controller) sliceGone(slice *discovery.EndpointSlice) {
 	}
 }
 
-// agree tells whether a Service's slices show its Pods as they are.
+// agree reports whether a Service's slices show its Pods as they are.
 func (c *Controller) agree(key queue.Key) bool {
 	list, err := c.view.Cached(key)
 	if err != nil {

@@ -94,13 +94,13 @@ func (c *Controller) Run(ctx context.Context) error {
 	return nil
 }
 
-// watchKinds watches every kind that can be deleted, and looks for new kinds now and then.
+// watchKinds watches every kind that can be deleted, and asks discovery for new kinds now and then.
 func (c *Controller) watchKinds(ctx context.Context, done *sync.WaitGroup) {
 	period := c.DiscoveryPeriod
 	for ctx.Err() == nil {
 		wait := period
 		if err := c.discover(ctx, done); err != nil {
-			klog.FromContext(ctx).Info("Discovery is incomplete, will try again", "err", err)
+			klog.FromContext(ctx).Info("discovery is incomplete, retrying", "err", err)
 			wait = min(period, time.Second)
 		}
 		select {
@@ -148,7 +148,7 @@ func (c *Controller) discover(ctx context.Context, done *sync.WaitGroup) error {
 	return err
 }
 
-// newMapper knows the kinds that discovery tells of. With an error it knows some of them.
+// newMapper maps the kinds that discovery lists. With an error it maps some of them.
 func (c *Controller) newMapper() (apimeta.RESTMapper, error) {
 	groups, lists, err := c.Discovery.ServerGroupsAndResources()
 	byVersion := map[string][]metav1.APIResource{}
@@ -199,8 +199,8 @@ func (c *Controller) watchKind(ctx context.Context, gvr schema.GroupVersionResou
 
 func keyOf(uid types.UID) queue.Key { return queue.Key{Name: string(uid)} }
 
-// seen notes an object, and has it looked at if something may have to be done: it has owners, or it is being deleted
-// and waits for this collector.
+// seen stores an object, and queues it if something may have to be done: it has owners, or it is being deleted and
+// waits for this collector.
 func (c *Controller) seen(o *object) {
 	old := c.graph.get(o.uid)
 	c.graph.set(o)
@@ -236,7 +236,7 @@ func (c *Controller) gone(o *object) {
 	c.wakeForeground(o)
 }
 
-// wakeForeground has those owners looked at that may now have nothing left to wait for.
+// wakeForeground queues the owners that may now have nothing left to wait for.
 func (c *Controller) wakeForeground(o *object) {
 	for _, ref := range o.owners {
 		if owner := c.graph.get(ref.UID); owner != nil && owner.deleting && owner.foreground {
@@ -245,7 +245,7 @@ func (c *Controller) wakeForeground(o *object) {
 	}
 }
 
-// allSynced tells whether every kind has been listed: only then is "nothing depends on it" known.
+// allSynced reports whether every kind has been listed: only then is "nothing depends on it" known.
 func (c *Controller) allSynced() bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

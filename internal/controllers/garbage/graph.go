@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// object is what the collector remembers of an object: who it is and who owns it.
+// object is what the collector keeps of an object: its identity and its owners.
 type object struct {
 	resource   schema.GroupVersionResource
 	namespace  string
@@ -18,7 +18,7 @@ type object struct {
 	owners     []metav1.OwnerReference
 	deleting   bool // has a deletion timestamp
 	foreground bool // waits for its dependents to go
-	orphaning  bool // waits for its dependents to be let go
+	orphaning  bool // waits for its dependents to be orphaned
 }
 
 func objectOf(resource schema.GroupVersionResource, m *metav1.PartialObjectMetadata) *object {
@@ -31,7 +31,7 @@ func objectOf(resource schema.GroupVersionResource, m *metav1.PartialObjectMetad
 	}
 }
 
-// blocks tells whether the object keeps an owner that is deleted in the foreground from going.
+// blocks reports whether the object blocks the deletion of an owner in the foreground.
 func (o *object) blocks(owner types.UID) bool {
 	return slices.ContainsFunc(o.owners, func(r metav1.OwnerReference) bool {
 		return r.UID == owner && r.BlockOwnerDeletion != nil && *r.BlockOwnerDeletion

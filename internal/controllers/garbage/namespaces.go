@@ -15,7 +15,7 @@ import (
 // The informers of an object and of its namespace are not in step: a namespace that is missing gets this long.
 const namespaceDelay = 2 * time.Second
 
-// namespaceKnown tells whether an object's namespace is there, or is not needed.
+// namespaceKnown reports whether an object's namespace is there, or is not needed.
 func (c *Controller) namespaceKnown(name string) bool {
 	if name == "" {
 		return true
@@ -31,7 +31,7 @@ func (c *Controller) namespaceGone(name string) {
 	}
 }
 
-// collectStray deletes an object whose namespace doesn't exist, by the API server's own word; stray tells whether that
+// collectStray deletes an object whose namespace doesn't exist, by the API server's own word; stray reports whether that
 // is so.
 func (c *Controller) collectStray(ctx context.Context, o *object) (stray bool, err error) {
 	_, err = c.Client.CoreV1().Namespaces().Get(ctx, o.namespace, metav1.GetOptions{})

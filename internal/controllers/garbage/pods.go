@@ -158,7 +158,7 @@ func unscheduled(pods []*corev1.Pod) []*corev1.Pod {
 	return out
 }
 
-// delete marks a Pod as failed, for who counts on its end, and deletes it at once: no node will do it.
+// delete marks a Pod as failed, so that watchers see how it ended, and deletes it immediately: no node will do it.
 func (p *podCollector) delete(ctx context.Context, pod *corev1.Pod) error {
 	client := p.client.CoreV1().Pods(pod.Namespace)
 	if !done(pod) {

@@ -39,7 +39,7 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 	case o.deleting && o.foreground:
 		err = c.finishForeground(ctx, o)
 	case o.deleting:
-		// On its way; what depends on it is looked at when it is gone.
+		// Its dependents are synced when it is gone.
 	case len(o.owners) > 0:
 		err = c.collect(ctx, o)
 	}
@@ -49,7 +49,7 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 	return queue.Result{}, nil
 }
 
-// verdicts on an object's owners.
+// verdicts are what was found out about an object's owners.
 type verdicts struct {
 	solid   int
 	dropped []types.UID // gone, or going as soon as their dependents are
@@ -58,7 +58,7 @@ type verdicts struct {
 
 // collect deletes an object that no owner holds, and takes off it the references that mean nothing any more.
 func (c *Controller) collect(ctx context.Context, o *object) error {
-	// Cheap first: most objects are looked at because they were just made, next to their owner.
+	// The cheap check first: most objects are here because they were just created, beside their owner.
 	if c.ownersPresent(o) {
 		return nil
 	}
@@ -146,7 +146,7 @@ func (c *Controller) inCircle(o *object) bool {
 	return slices.ContainsFunc(c.graph.dependentsOf(o.uid), func(d *object) bool { return d.deleting && d.foreground })
 }
 
-// orphan lets an object's dependents go their own way, then the object.
+// orphan removes the references of an object's dependents to it, then its finalizer.
 func (c *Controller) orphan(ctx context.Context, o *object) error {
 	var errs []error
 	for _, dependent := range c.graph.dependentsOf(o.uid) {
@@ -165,7 +165,8 @@ func (c *Controller) orphan(ctx context.Context, o *object) error {
 	return c.removeFinalizer(ctx, o, metav1.FinalizerOrphanDependents)
 }
 
-// finishForeground lets an object go when nothing that blocks it is left. What is left was told already.
+// finishForeground removes an object's finalizer when no dependent blocks it any more. Those that are left are being
+// deleted already.
 func (c *Controller) finishForeground(ctx context.Context, o *object) error {
 	for _, dependent := range c.graph.dependentsOf(o.uid) {
 		if dependent.blocks(o.uid) {
@@ -206,7 +207,7 @@ func (c *Controller) unblockOwners(ctx context.Context, live *metav1.PartialObje
 	return patch(ctx, client, live, map[string]any{"ownerReferences": refs})
 }
 
-// patch replaces parts of an object's metadata, if the object is still the one that was looked at.
+// patch replaces parts of an object's metadata, if the object is still the one that was read.
 func patch(ctx context.Context, client metadata.ResourceInterface, live *metav1.PartialObjectMetadata, meta map[string]any) error {
 	meta["uid"], meta["resourceVersion"] = live.UID, live.ResourceVersion
 	data, err := json.Marshal(map[string]any{"metadata": meta})

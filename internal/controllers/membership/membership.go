@@ -1,4 +1,4 @@
-// Package membership knows which Pods belong to which Service, and tells who is concerned when either changes. It
+// Package membership knows which Pods belong to which Service, and which Services a change of either affects. It
 // knows selectors and labels, and nothing of what is written about a Service.
 //
 // One Pod's change costs work that grows with the Pod's labels and with the Services that share its most telling label,

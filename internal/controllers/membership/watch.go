@@ -21,19 +21,19 @@ func IndexByNode(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// Watch keeps an Index up to date from informers, and then says which Services have to be looked at. Subscribers hear
-// of a change after the Index knows it.
+// Watch keeps an Index up to date from informers, and then says which Services are affected. Subscribers are called
+// after the Index has been updated.
 type Watch struct {
 	*Index
-	concerned []func(Key)
+	subscribers []func(Key)
 }
 
 // NewWatch makes a watch of nothing yet.
 func NewWatch() *Watch { return &Watch{Index: NewIndex()} }
 
-// Subscribe has a function called for every Service that is concerned by a change. It must not block. To be called
-// before Attach.
-func (w *Watch) Subscribe(concerned func(Key)) { w.concerned = append(w.concerned, concerned) }
+// Subscribe has a function called for every Service that a change affects. It must not block. It is to be called before
+// Attach.
+func (w *Watch) Subscribe(affected func(Key)) { w.subscribers = append(w.subscribers, affected) }
 
 // Attach feeds the watch from informers. The answer says when what was there at the beginning has been seen.
 func (w *Watch) Attach(pods, services cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
@@ -56,7 +56,7 @@ func (w *Watch) Attach(pods, services cache.SharedIndexInformer) (synced []cache
 			if svc := Deleted[*corev1.Service](obj); svc != nil {
 				key := Key{Namespace: svc.Namespace, Name: svc.Name}
 				w.DeleteService(key)
-				w.tell(key)
+				w.notify(key)
 			}
 		},
 	})
@@ -85,7 +85,7 @@ func LogWatchError(ctx context.Context, r *cache.Reflector, err error) {
 func (w *Watch) serviceChanged(svc *corev1.Service) {
 	key := Key{Namespace: svc.Namespace, Name: svc.Name}
 	w.SetService(key, svc.Spec.Selector)
-	w.tell(key)
+	w.notify(key)
 }
 
 func (w *Watch) podChanged(old, pod *corev1.Pod) {
@@ -104,17 +104,17 @@ func (w *Watch) podChanged(old, pod *corev1.Pod) {
 		}
 	}
 	for _, key := range keys {
-		w.tell(key)
+		w.notify(key)
 	}
 }
 
-func (w *Watch) tell(key Key) {
-	for _, concerned := range w.concerned {
-		concerned(key)
+func (w *Watch) notify(key Key) {
+	for _, affected := range w.subscribers {
+		affected(key)
 	}
 }
 
-// SameEndpoint tells whether two states of a Pod mean the same to every Service: most writes to a Pod do.
+// SameEndpoint reports whether two states of a Pod mean the same to every Service: most writes to a Pod do.
 func SameEndpoint(a, b *corev1.Pod) bool {
 	return a.UID == b.UID &&
 		(a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
@@ -139,7 +139,7 @@ func Shown(pods []*corev1.Pod) map[types.UID]bool {
 	return out
 }
 
-// Ready tells whether a Pod's Ready condition is true.
+// Ready reports whether a Pod's Ready condition is true.
 func Ready(pod *corev1.Pod) bool {
 	for i := range pod.Status.Conditions {
 		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodReady {

@@ -1,5 +1,5 @@
-// Package mirror copies hand-made Endpoints, those of Services without a selector, into EndpointSlices, so that who
-// reads only slices sees them too. It writes no other slices and no Endpoints.
+// Package mirror copies hand-made Endpoints, those of Services without a selector, into EndpointSlices, so that
+// readers of slices alone see them too. It writes no other slices and no Endpoints.
 package mirror
 
 import (

@@ -1,5 +1,5 @@
-// Package namespace empties a namespace that was deleted, and lets it go when nothing is left. It knows kinds only
-// from discovery, and their objects only by their metadata.
+// Package namespace deletes the content of a deleted namespace, and finalizes it when nothing is left. It knows kinds
+// only from discovery, and their objects only by their metadata.
 package namespace
 
 import (
@@ -26,7 +26,7 @@ import (
 const (
 	// A request that was admitted before the API server knew of the deletion may still be on its way.
 	grace = 500 * time.Millisecond
-	// What is waiting for finalizers or for Pods to end is looked at again after this time.
+	// A namespace that waits for finalizers, or for Pods to end, is checked again after this time.
 	again = time.Second
 )
 
@@ -98,7 +98,7 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 	return queue.Result{}, c.release(ctx, ns)
 }
 
-// release takes this controller's mark off the namespace. Others may have theirs on it.
+// release removes this controller's finalizer from the namespace. There may be others.
 func (c *Controller) release(ctx context.Context, ns *corev1.Namespace) error {
 	next := ns.DeepCopy()
 	next.Spec.Finalizers = slices.DeleteFunc(next.Spec.Finalizers, func(f corev1.FinalizerName) bool { return f == corev1.FinalizerKubernetes })
@@ -191,7 +191,7 @@ func (c *Controller) emptyKind(ctx context.Context, k kind, namespace string, p 
 		}
 	}
 	if apierrors.IsMethodNotSupported(err) || apierrors.IsNotFound(err) {
-		return // discovery promised too much
+		return // discovery lists what isn't served
 	}
 	if err != nil {
 		p.failures = append(p.failures, fmt.Errorf("%s: %w", k.GroupResource(), err))

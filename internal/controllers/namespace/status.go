@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// describe writes the progress into a namespace's status and tells whether that changed it. Every condition is
+// describe writes the progress into a namespace's status and reports whether that changed it. Every condition is
 // always there: False is good news.
 func (p *progress) describe(status *corev1.NamespaceStatus) bool {
 	changed := status.Phase != corev1.NamespaceTerminating
@@ -29,7 +29,7 @@ func (p *progress) conditions() []corev1.NamespaceCondition {
 	return []corev1.NamespaceCondition{
 		one(corev1.NamespaceDeletionDiscoveryFailure, p.discovery != nil,
 			"DiscoveryFailed", text(p.discovery),
-			"ResourcesDiscovered", "every kind of object is known"),
+			"ResourcesDiscovered", "every kind was discovered"),
 		one(corev1.NamespaceDeletionGVParsingFailure, false, "", "",
 			"ParsedGroupVersions", "every group and version could be read"),
 		one(corev1.NamespaceDeletionContentFailure, len(p.failures) > 0,

@@ -25,12 +25,12 @@ func (c *Controller) seen(node *corev1.Node) {
 		}
 		return
 	}
-	c.settle(node.Name)
+	c.unreserve(node.Name)
 	c.each(node, func(p *pool, prefix netip.Prefix) { p.occupy(prefix, node.Name) })
 }
 
 func (c *Controller) gone(node *corev1.Node) {
-	c.settle(node.Name)
+	c.unreserve(node.Name)
 	c.each(node, func(p *pool, prefix netip.Prefix) { p.release(prefix, node.Name) })
 }
 
@@ -69,12 +69,12 @@ func (c *Controller) syncCIDR(ctx context.Context, key queue.Key) (queue.Result,
 	return queue.Result{}, nil
 }
 
-// allocate picks a node's parts. They stay picked until the node is seen with its parts or is gone: a write that
-// failed may have happened all the same, and is tried again with the same ones.
+// allocate reserves a node's parts. They stay reserved until the node is seen with its parts or is gone: a write that
+// failed may have happened all the same, and is retried with the same ones.
 func (c *Controller) allocate(owner string) ([]netip.Prefix, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if parts := c.picked[owner]; parts != nil {
+	if parts := c.reserved[owner]; parts != nil {
 		return parts, nil
 	}
 	var parts []netip.Prefix
@@ -88,17 +88,17 @@ func (c *Controller) allocate(owner string) ([]netip.Prefix, error) {
 		}
 		parts = append(parts, part)
 	}
-	c.picked[owner] = parts
+	c.reserved[owner] = parts
 	return parts, nil
 }
 
-func (c *Controller) settle(owner string) {
+func (c *Controller) unreserve(owner string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, part := range c.picked[owner] {
+	for i, part := range c.reserved[owner] {
 		c.pools[i].release(part, owner)
 	}
-	delete(c.picked, owner)
+	delete(c.reserved, owner)
 }
 
 func (c *Controller) assign(ctx context.Context, node *corev1.Node, parts []netip.Prefix) error {
@@ -107,7 +107,7 @@ func (c *Controller) assign(ctx context.Context, node *corev1.Node, parts []neti
 		texts[i] = part.String()
 	}
 	patch, err := json.Marshal(map[string]any{
-		// The version: somebody may have given the node its addresses since it was looked at.
+		// The version: somebody may have given the node its addresses since it was read.
 		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion},
 		"spec":     map[string]any{"podCIDR": texts[0], "podCIDRs": texts},
 	})

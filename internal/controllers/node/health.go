@@ -18,7 +18,7 @@ import (
 	"portal/internal/controllers/membership"
 )
 
-// pulse is what was last seen of a node's Lease, and when by this machine's clock: the node's own may be wrong.
+// pulse is the last renewal of a node's Lease, and when it was seen by this machine's clock: the node's own may be wrong.
 type pulse struct {
 	renewed metav1.MicroTime
 	at      time.Time
@@ -63,7 +63,7 @@ func (c *Controller) monitorAll(ctx context.Context) {
 	}
 }
 
-// canRenew tells whether nodes can renew their Leases, as far as one can see from here: the API server answers, and has
+// canRenew reports whether nodes can renew their Leases, as far as one can see from here: the API server answers, and has
 // the namespace that Leases are in. If they can't, their silence says nothing about them.
 func (c *Controller) canRenew(ctx context.Context) bool {
 	namespace, err := c.Client.CoreV1().Namespaces().Get(ctx, corev1.NamespaceNodeLease, metav1.GetOptions{})
@@ -89,7 +89,7 @@ func (c *Controller) canRenew(ctx context.Context) bool {
 	return reason == ""
 }
 
-// judge brings a node's conditions, taints and Pods in line with its Lease. One that never had a Lease isn't judged:
+// judge brings a node's conditions, taints and Pods in line with its Lease. A node that never had a Lease is left alone:
 // somebody else keeps its status, or nobody does.
 func (c *Controller) judge(ctx context.Context, node *corev1.Node) error {
 	now := c.Clock.Now()
@@ -119,7 +119,7 @@ func (c *Controller) judge(ctx context.Context, node *corev1.Node) error {
 	if err := c.taint(ctx, node, status); err != nil {
 		return err
 	}
-	// A node that says it isn't ready still speaks for its Pods, so it is overruled only once; a silent one each time.
+	// A node that reports itself not ready still reports its Pods, so they are marked only once; those of a silent node each time.
 	if status == corev1.ConditionUnknown || status == corev1.ConditionFalse && was == corev1.ConditionTrue {
 		if err := c.podsNotReady(ctx, node); err != nil {
 			return err

@@ -29,7 +29,7 @@ type Deps struct {
 	Pods     cache.SharedIndexInformer // with the index membership.ByNode
 	Clock    clock.WithTicker          // the wall clock if nil
 
-	// GracePeriod is how long a Lease may go without being renewed, MonitorPeriod how often that is looked at.
+	// GracePeriod is how long a Lease may go without being renewed, MonitorPeriod how often that is checked.
 	GracePeriod, MonitorPeriod time.Duration
 	// Ranges are cut up for the nodes; none: nodes get no addresses here.
 	Ranges []Range
@@ -37,7 +37,7 @@ type Deps struct {
 	Reserved []netip.Prefix
 }
 
-// Controller judges Nodes and gives them addresses.
+// Controller checks the health of Nodes and assigns them Pod CIDRs.
 type Controller struct {
 	Deps
 	nodes  corelisters.NodeLister
@@ -47,9 +47,9 @@ type Controller struct {
 	suspended bool
 	queue     *queue.Queue
 
-	mu     sync.Mutex
-	pools  []*pool
-	picked map[string][]netip.Prefix // parts on their way to a node
+	mu       sync.Mutex
+	pools    []*pool
+	reserved map[string][]netip.Prefix // parts on their way to a node
 }
 
 // New makes the controller; Run starts it once the informers it was given have synced.
@@ -58,11 +58,11 @@ func New(deps Deps) (*Controller, error) {
 		deps.Clock = clock.RealClock{}
 	}
 	c := &Controller{
-		Deps:   deps,
-		nodes:  corelisters.NewNodeLister(deps.Nodes.GetIndexer()),
-		leases: coordinationlisters.NewLeaseLister(deps.Leases.GetIndexer()).Leases(corev1.NamespaceNodeLease),
-		health: map[string]pulse{},
-		picked: map[string][]netip.Prefix{},
+		Deps:     deps,
+		nodes:    corelisters.NewNodeLister(deps.Nodes.GetIndexer()),
+		leases:   coordinationlisters.NewLeaseLister(deps.Leases.GetIndexer()).Leases(corev1.NamespaceNodeLease),
+		health:   map[string]pulse{},
+		reserved: map[string][]netip.Prefix{},
 	}
 	for _, r := range deps.Ranges {
 		p := newPool(r)

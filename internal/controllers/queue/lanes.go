@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// lanes is the order in which dirty keys are worked on. What has changed since everything was listed goes before what was
-// only listed: after a change of leaders nearly all of the latter is right already, and whoever waits for a change should
-// not wait for it to be looked at. Within a lane, first come is first served.
+// lanes is the order in which queued keys are synced. What has changed since everything was listed goes before what was
+// only listed: after a change of leaders nearly all of the latter is right already, and a change should not wait until
+// that has been verified. Each lane is first in, first out.
 type lanes struct {
 	mu      sync.Mutex
 	listed  bool // everything was
@@ -18,8 +18,8 @@ type lanes struct {
 }
 
 const (
-	urgent = iota // what has changed since
-	rest          // what was there then, and what others have done meanwhile
+	urgent = iota // what has changed since everything was listed
+	rest          // what was only listed, and what others have synced meanwhile
 )
 
 // lane are places in order. Keys may have left theirs for another one; count is how many have not.
@@ -35,8 +35,8 @@ type place struct {
 	ticket uint64
 }
 
-// share is how often a key that only was listed goes before those that have changed: one of so many, so that a storm of
-// changes keeps nobody waiting for ever.
+// share is how often a key that was only listed goes before those that have changed: one of so many, so that a storm of
+// changes starves no key.
 const share = 8
 
 func newLanes() *lanes { return &lanes{places: map[Key]place{}} }
@@ -52,7 +52,7 @@ func (l *lanes) Push(key Key) {
 	}
 }
 
-// Touch is told of a key that is there and was called dirty once more.
+// Touch is called for a key that is queued and was added once more.
 func (l *lanes) Touch(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,8 +62,8 @@ func (l *lanes) Touch(key Key) {
 	}
 }
 
-// settle is told of a key whose change somebody else has dealt with.
-func (l *lanes) settle(key Key) {
+// deprioritize moves a key whose change somebody else has dealt with behind those that changed.
+func (l *lanes) deprioritize(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if at, in := l.places[key]; in && at.lane == urgent {

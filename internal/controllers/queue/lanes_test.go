@@ -30,7 +30,7 @@ func TestWhatHasChangedGoesFirst(t *testing.T) {
 }
 
 // A change that somebody else has dealt with is no longer urgent; the next one is again, behind those that came before.
-func TestWhatIsSettledWaits(t *testing.T) {
+func TestDeprioritizedKeysWait(t *testing.T) {
 	l := newLanes()
 	for _, name := range []string{"a", "b", "c"} {
 		l.Push(named(name))
@@ -39,11 +39,11 @@ func TestWhatIsSettledWaits(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		l.Touch(named(name))
 	}
-	l.settle(named("a"))
-	l.settle(named("nobody"))
+	l.deprioritize(named("a"))
+	l.deprioritize(named("nobody"))
 	l.Touch(named("c"))
 	l.Touch(named("a"))
-	l.settle(named("b"))
+	l.deprioritize(named("b"))
 	var got []string
 	for range 3 {
 		got = append(got, l.Pop().Name)
@@ -62,7 +62,7 @@ func TestLanesDoNotGrow(t *testing.T) {
 	l.setListed()
 	for i := range 10_000 {
 		l.Touch(named(fmt.Sprint(i % 10)))
-		l.settle(named(fmt.Sprint((i + 5) % 10)))
+		l.deprioritize(named(fmt.Sprint((i + 5) % 10)))
 	}
 	if a, b := len(l.lane[urgent].places), len(l.lane[rest].places); a+b > 200 {
 		t.Errorf("10 keys have %d and %d places", a, b)
@@ -101,7 +101,7 @@ func TestLanesLoseNothing(t *testing.T) {
 			case len(in) > 0 && rapid.Bool().Draw(t, "pop"):
 				pop()
 			case in[key] && rapid.Bool().Draw(t, "settle"):
-				l.settle(key)
+				l.deprioritize(key)
 			case in[key]:
 				l.Touch(key)
 			default:

@@ -1,5 +1,5 @@
-// Package queue runs one function for each key that somebody called dirty: at most one run a key at a time, any
-// number of calls in between folded into one, failures retried key by key. It knows nothing of what a key means.
+// Package queue syncs keys: at most one sync of a key at a time, any number of additions in between coalesced into one,
+// failures retried key by key. It knows nothing of what a key means.
 package queue
 
 import (
@@ -17,46 +17,46 @@ import (
 // Key names the object that the work is about.
 type Key = types.NamespacedName
 
-// Result is what a run says about itself.
+// Result is what a sync reports.
 type Result struct {
-	// Writes is how many objects the run wrote: what the key's write budget is charged with.
+	// Writes is how many objects the sync wrote: what the key's write budget is charged with.
 	Writes int
-	// Again asks for another run after this time, without calling this one a failure. Zero: no need.
+	// Again asks for another sync after this time, without counting this one as a failure. Zero: none.
 	Again time.Duration
 }
 
 // Sync brings the world to what the key asks for.
 type Sync func(ctx context.Context, key Key) (Result, error)
 
-// Options are a queue's name, which metrics carry, and its patience.
+// Options are a queue's name, which metrics carry, and its delays.
 type Options struct {
 	Name string
-	// FirstBackOff and MaxBackOff bound the wait after failures of one key; it doubles in between. A key is never
-	// given up: an API server that was away for an hour finds every key still waiting.
+	// FirstBackOff and MaxBackOff bound the backoff after failures of one key. A key is retried until it succeeds, also
+	// when the API server was unavailable for an hour.
 	FirstBackOff, MaxBackOff time.Duration
-	// WritePause is how long a key rests for each object its run wrote, up to MaxWritePause. The first change of a
-	// quiet key is never delayed; what comes during the rest is folded into one run.
+	// WritePause is how long a key is paused for each object that its sync wrote, up to MaxWritePause. The first change
+	// of a quiet key is never delayed; changes during the pause are coalesced into one sync.
 	WritePause, MaxWritePause time.Duration
 	// Clock is the wall clock if nil.
 	Clock clock.WithTicker
 }
 
-// Queue holds dirty keys.
+// Queue holds the keys to sync.
 type Queue struct {
 	opts Options
 	sync Sync
 	work workqueue.TypedRateLimitingInterface[Key]
 	lane *lanes
 
-	mu    sync.Mutex
-	rests map[Key]time.Time // until when a key rests
-	sweep int               // the size at which rests is swept of those that are over
+	mu     sync.Mutex
+	pauses map[Key]time.Time // until when a key is paused
+	sweep  int               // the size at which pauses that are over are removed
 }
 
 const firstSweep = 1024
 
 // New makes a queue; Run starts it. Keys may be added before.
-func New(opts Options, run Sync) *Queue {
+func New(opts Options, fn Sync) *Queue {
 	if opts.FirstBackOff == 0 {
 		opts.FirstBackOff = 10 * time.Millisecond
 	}
@@ -71,34 +71,33 @@ func New(opts Options, run Sync) *Queue {
 	delaying := workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[Key]{Name: opts.Name, Clock: opts.Clock, Queue: order})
 	return &Queue{
 		opts: opts,
-		sync: run,
+		sync: fn,
 		lane: lane,
 		work: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[Key](opts.FirstBackOff, opts.MaxBackOff),
 			workqueue.TypedRateLimitingQueueConfig[Key]{Name: opts.Name, Clock: opts.Clock, DelayingQueue: delaying},
 		),
-		rests: map[Key]time.Time{},
-		sweep: firstSweep,
+		pauses: map[Key]time.Time{},
+		sweep:  firstSweep,
 	}
 }
 
-// Add calls a key dirty.
+// Add queues a key.
 func (q *Queue) Add(key Key) { q.work.Add(key) }
 
-// AddAfter calls a key dirty after a while.
+// AddAfter queues a key after a while.
 func (q *Queue) AddAfter(key Key, after time.Duration) { q.work.AddAfter(key, after) }
 
-// Listed says that all that was there when the informers began has been called dirty: from now on, what changes goes first.
+// Listed says that the informers have synced and everything that existed is queued: from now on, changes go first.
 func (q *Queue) Listed() { q.lane.setListed() }
 
-// Settle says that somebody else has dealt with what made a key dirty, as far as one can see. It is looked at nevertheless,
-// but after those that wait for something.
-func (q *Queue) Settle(key Key) { q.lane.settle(key) }
+// Deprioritize says that another process seems to have synced a key. It stays queued, but behind keys that have changed.
+func (q *Queue) Deprioritize(key Key) { q.lane.deprioritize(key) }
 
 // Len is how many keys wait for a worker now.
 func (q *Queue) Len() int { return q.work.Len() }
 
-// Run works on keys until ctx ends, and returns when every run it started has returned.
+// Run syncs keys until ctx ends, and returns when every sync that it started has returned.
 func (q *Queue) Run(ctx context.Context, workers int) {
 	var done sync.WaitGroup
 	for range workers {
@@ -118,8 +117,8 @@ func (q *Queue) next(ctx context.Context) bool {
 		return false
 	}
 	defer q.work.Done(key)
-	if rest := q.rest(key); rest > 0 {
-		q.work.AddAfter(key, rest)
+	if left := q.paused(key); left > 0 {
+		q.work.AddAfter(key, left)
 		return true
 	}
 	result, err := q.sync(ctx, key)
@@ -133,26 +132,26 @@ func (q *Queue) next(ctx context.Context) bool {
 	case ctx.Err() != nil || errors.Is(err, context.Canceled):
 		return ctx.Err() == nil
 	default:
-		// A try or two fails now and then; what keeps failing is told ever more rarely.
+		// A try or two fails now and then; what keeps failing is logged at growing intervals.
 		if tries := q.work.NumRequeues(key); tries >= 4 && tries&(tries-1) == 0 {
-			klog.FromContext(ctx).Info("Still failing, will try again", "queue", q.opts.Name, "key", key.String(), "tries", tries, "err", err)
+			klog.FromContext(ctx).Info("sync keeps failing, retrying", "queue", q.opts.Name, "key", key.String(), "failures", tries, "err", err)
 		}
 		q.work.AddRateLimited(key)
 	}
 	return true
 }
 
-// rest is how much longer a key rests.
-func (q *Queue) rest(key Key) time.Duration {
+// paused is how much longer a key is paused.
+func (q *Queue) paused(key Key) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	until, ok := q.rests[key]
+	until, ok := q.pauses[key]
 	if !ok {
 		return 0
 	}
 	left := until.Sub(q.opts.Clock.Now())
 	if left <= 0 {
-		delete(q.rests, key)
+		delete(q.pauses, key)
 	}
 	return left
 }
@@ -165,14 +164,14 @@ func (q *Queue) charge(key Key, writes int) {
 	now := q.opts.Clock.Now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.rests[key] = now.Add(pause)
-	if len(q.rests) < q.sweep {
+	q.pauses[key] = now.Add(pause)
+	if len(q.pauses) < q.sweep {
 		return
 	}
-	for k, until := range q.rests {
+	for k, until := range q.pauses {
 		if !until.After(now) {
-			delete(q.rests, k)
+			delete(q.pauses, k)
 		}
 	}
-	q.sweep = max(firstSweep, 2*len(q.rests))
+	q.sweep = max(firstSweep, 2*len(q.pauses))
 }

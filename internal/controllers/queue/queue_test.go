@@ -176,8 +176,8 @@ func TestRestsAreForgotten(t *testing.T) {
 		time.Sleep(time.Second)
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if len(q.rests) > 2*firstSweep {
-			t.Errorf("%d keys are remembered although all have rested", len(q.rests))
+		if len(q.pauses) > 2*firstSweep {
+			t.Errorf("%d keys are remembered although all have rested", len(q.pauses))
 		}
 	})
 }

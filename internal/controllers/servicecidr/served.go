@@ -24,14 +24,14 @@ const (
 // WaitServed waits until the API server serves ServiceCIDRs and IPAddresses; false if ctx ends before. Kubernetes serves
 // them from 1.33 on.
 func WaitServed(ctx context.Context, client discovery.DiscoveryInterface, clock clock.Clock) bool {
-	told := false
+	logged := false
 	for ctx.Err() == nil {
 		missing, err := notServed(client)
 		switch {
 		case err == nil && len(missing) == 0:
 			return true
-		case err == nil && !told:
-			told = true
+		case err == nil && !logged:
+			logged = true
 			klog.FromContext(ctx).Info("the API server doesn't serve what this controller is about, it does nothing",
 				"controller", Name, "groupVersion", networkingv1.SchemeGroupVersion, "resources", strings.Join(missing, ","), "nextCheckIn", discoveryPeriod)
 		}

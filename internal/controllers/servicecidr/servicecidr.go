@@ -1,5 +1,5 @@
-// Package servicecidr leads ServiceCIDR objects through their life: it says that they are ready, and holds their
-// deletion back while a Service would be left with an address of no range. It allocates nothing.
+// Package servicecidr manages the life cycle of ServiceCIDR objects: it marks them ready, and blocks their deletion while
+// a Service has an address that no other range covers. It allocates nothing.
 package servicecidr
 
 import (
@@ -32,9 +32,9 @@ import (
 const Name = "servicecidr"
 
 const (
-	// Finalizer holds a ServiceCIDR's deletion back until this controller lets it go.
+	// Finalizer blocks a ServiceCIDR's deletion until this controller removes it.
 	Finalizer = "networking.k8s.io/service-cidr-finalizer"
-	// manager is who owns the status for server-side apply.
+	// manager is the field manager of the status.
 	manager = "service-cidr-controller"
 	// grace is how long a ServiceCIDR stays after its deletion was asked for, even if nobody uses it: every API server
 	// must have heard by then, and have ended what it was about to allocate.
@@ -44,7 +44,7 @@ const (
 // allocated selects the addresses that API servers claimed for Services, and not those that users made for other ends.
 var allocated = labels.SelectorFromSet(labels.Set{networkingv1.LabelManagedBy: "ipallocator.k8s.io"})
 
-// Controller looks after ServiceCIDRs.
+// Controller manages ServiceCIDRs.
 type Controller struct {
 	client    kubernetes.Interface
 	informers [2]cache.SharedIndexInformer // of ServiceCIDRs and IPAddresses
@@ -82,7 +82,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			return fmt.Errorf("%s: %w", Name, err)
 		}
 		defer func() { _ = c.informers[i].RemoveEventHandler(handler) }()
-		// To judge by half of the addresses would let a range go that is in use.
+		// With only some of the addresses known, a range that is in use would be released.
 		if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
 			return nil
 		}
@@ -149,7 +149,7 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 	return queue.Result{}, c.setReady(ctx, cidr, metav1.ConditionTrue, "", "Services can have addresses of this range")
 }
 
-// release lets a ServiceCIDR go whose deletion was asked for, once that leaves no Service behind.
+// release removes the finalizer of a ServiceCIDR that is being deleted, once no Service needs it.
 func (c *Controller) release(ctx context.Context, cidr *networkingv1.ServiceCIDR) (queue.Result, error) {
 	if !slices.Contains(cidr.Finalizers, Finalizer) {
 		return queue.Result{}, nil // others hold it back
@@ -167,7 +167,7 @@ func (c *Controller) release(ctx context.Context, cidr *networkingv1.ServiceCIDR
 	if left := grace - c.clock.Since(cidr.DeletionTimestamp.Time); left > 0 {
 		return queue.Result{Again: left}, nil
 	}
-	klog.FromContext(ctx).Info("No Service needs this range any more, letting it go", "serviceCIDR", cidr.Name, "cidrs", cidr.Spec.CIDRs)
+	klog.FromContext(ctx).Info("releasing a ServiceCIDR that no Service needs any more", "serviceCIDR", cidr.Name, "cidrs", cidr.Spec.CIDRs)
 	return queue.Result{}, c.patchFinalizers(ctx, cidr, "$deleteFromPrimitiveList/finalizers")
 }
 

@@ -43,7 +43,7 @@ func ServiceOf(slice *discovery.EndpointSlice) queue.Key {
 	return queue.Key{Namespace: slice.Namespace, Name: slice.Labels[discovery.LabelServiceName]}
 }
 
-// Mine tells whether a slice is this controller's.
+// Mine reports whether a slice is this controller's.
 func (v *View) Mine(slice *discovery.EndpointSlice) bool {
 	return slice.Labels[discovery.LabelManagedBy] == v.ManagedBy
 }

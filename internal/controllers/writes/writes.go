@@ -165,7 +165,7 @@ func (t *Tracker) remove(name types.NamespacedName, w write) {
 	}
 }
 
-// Behind tells whether the informer has yet to deliver a write of a key. If so the key is requeued when it has.
+// Behind reports whether the informer has yet to deliver a write of a key. If so the key is requeued when it has.
 func (t *Tracker) Behind(key queue.Key) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -177,7 +177,7 @@ func (t *Tracker) Behind(key queue.Key) bool {
 	return true
 }
 
-// TakeLost tells, once, that a write of a key was not delivered in time: whoever asks should read from the API server.
+// TakeLost reports, once, that a write of a key was not delivered in time: the caller should read from the API server.
 func (t *Tracker) TakeLost(key queue.Key) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
