@@ -44,7 +44,7 @@ race: build $(PEERS)/etcd ## run the tests of every package with the race detect
 	CGO_ENABLED=1 go test -race $$(go list ./... | grep -v -e '^portal/test$$' -e '^portal/test/vm$$')
 
 .PHONY: test-peers
-test-peers: build peers ## run the real kube-proxy, kube-controller-manager and CoreDNS against Portal
+test-peers: build peers $(PEERS)/kube-apiserver-1.30 ## run the real kube-proxy, kube-controller-manager and CoreDNS against Portal, and Portal against kube-apiserver 1.30
 	@hack/need ip nft
 	GOFLAGS=-tags=fieldsv1string,peers go test -count=1 -v -run Peers -timeout 20m ./test/...
 
@@ -138,6 +138,11 @@ peers: $(PEERS)/etcd $(PEERS)/kube-apiserver $(PEERS)/kube-controller-manager $(
 $(PEERS)/kube-%: bench/peers/go.mod
 	@echo "building $@ (this takes minutes)"
 	@cd bench/peers && $(PEER) go build -ldflags "-s -w $(KUBEFLAGS)" -o ../../$@ k8s.io/kubernetes/cmd/kube-$*
+
+# The oldest Kubernetes that Portal's parts work with.
+$(PEERS)/kube-apiserver-1.30: bench/peers-1.30/go.mod
+	@echo "building $@ (this takes minutes)"
+	@cd bench/peers-1.30 && $(PEER) go build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=v1.30.14 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=30" -o ../../$@ k8s.io/kubernetes/cmd/kube-apiserver
 
 $(PEERS)/coredns:
 	@echo "building $@"

@@ -314,6 +314,55 @@ func peersDid(client kubernetes.Interface, dns string) error {
 	return errors.Join(wrong...)
 }
 
+// TestPeersOldAPI runs Portal's controllers on the oldest Kubernetes that they work with. It serves no ServiceCIDRs, which
+// is said once and is no reason for an error.
+func TestPeersOldAPI(t *testing.T) {
+	const old = "kube-apiserver-1.30"
+	need(t, harness.Peer(old), "test-peers")
+	dir := t.TempDir()
+	api, err := harness.StartKubeAPIServerOf(dir, old, startEtcd(t, 1)[0].ClientURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Kill)
+	client := connect(t, api.Kubeconfig)
+	if err := peerNode(client); err != nil {
+		t.Fatal(err)
+	}
+	metrics := fmt.Sprintf("127.0.0.1:%d", harness.FreePort())
+	controllers, err := harness.Start(dir, "controllers", harness.Portal(), "controllers", "--kubeconfig", api.Kubeconfig, "--metrics-bind-address", metrics)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(controllers.Kill)
+	for i := range 5 {
+		if err := errors.Join(addRound(client, i), changeRound(client, i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"web-0", "manual-0", "web-4", "manual-4"} {
+		expectSlice(t, client, name)
+	}
+	if err := removeRound(client, 1); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(35 * time.Second) // informers that fail are unhealthy after half a minute
+	if err := harness.WaitURL("http://"+metrics+"/healthz", time.Second); err != nil {
+		t.Error(err)
+	}
+	controllers.Kill()
+	for _, line := range complaints(t, controllers.Log) {
+		t.Errorf("portal controllers: %s", line)
+	}
+	log, err := os.ReadFile(controllers.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(log), "servicecidrs"); n != 1 {
+		t.Errorf("what is not served is said %d times:\n%s", n, log)
+	}
+}
+
 // TestPeersDataplane is TestDataplaneConformance with a real kube-apiserver behind the proxies.
 func TestPeersDataplane(t *testing.T) {
 	for _, l := range laboratories {

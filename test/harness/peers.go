@@ -84,6 +84,11 @@ const KubeToken = "test-admin"
 
 // StartKubeAPIServer runs Kubernetes' own API server on an etcd, with the service ranges that Portal has by default.
 func StartKubeAPIServer(dir, etcd string, args ...string) (*API, error) {
+	return StartKubeAPIServerOf(dir, "kube-apiserver", etcd, args...)
+}
+
+// StartKubeAPIServerOf is StartKubeAPIServer with the peer of a name: that of another version of Kubernetes.
+func StartKubeAPIServerOf(dir, peer, etcd string, args ...string) (*API, error) {
 	key, tokens := filepath.Join(dir, "sa.key"), filepath.Join(dir, "tokens.csv")
 	if err := writeKey(key); err != nil {
 		return nil, err
@@ -92,7 +97,7 @@ func StartKubeAPIServer(dir, etcd string, args ...string) (*API, error) {
 		return nil, err
 	}
 	port := FreePort()
-	p, err := Start(dir, "kube-apiserver", Peer("kube-apiserver"), append([]string{
+	p, err := Start(dir, peer, Peer(peer), append([]string{
 		"--etcd-servers", etcd, "--bind-address", "127.0.0.1", "--secure-port", fmt.Sprint(port), "--cert-dir", filepath.Join(dir, "certs"),
 		"--service-cluster-ip-range", "10.96.0.0/16,fd00:96::/112",
 		"--service-account-key-file", key, "--service-account-signing-key-file", key,
