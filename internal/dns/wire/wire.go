@@ -1,4 +1,4 @@
-// Package wire reads questions and writes answers in DNS' wire format without allocating: what the hot path needs and no
+// Package wire reads DNS queries and writes responses in wire format without allocating: what the hot path needs and no
 // more. It knows the format, not what is asked or answered.
 package wire
 
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Record types, classes and response codes, as far as they are told apart.
+// Record types, classes and response codes that are handled separately.
 const (
 	TypeA     = 1
 	TypeNS    = 2
@@ -18,7 +18,9 @@ const (
 	TypeTXT   = 16
 	TypeAAAA  = 28
 	TypeSRV   = 33
+	TypeSIG   = 24 // in a query: SIG(0), a transaction signature
 	TypeOPT   = 41
+	TypeTSIG  = 250
 	TypeIXFR  = 251
 	TypeAXFR  = 252
 
@@ -48,16 +50,16 @@ const (
 	flagCD = 1 << 4
 )
 
-// Verdict is what becomes of a message that came in.
+// Verdict is how a received message is handled.
 type Verdict uint8
 
 const (
 	OK     Verdict = iota
-	Drop           // no answer: too short, or an answer itself
-	Reject         // answer with Query.Rcode
+	Drop           // no response: too short, or a response itself
+	Reject         // respond with Query.Rcode
 )
 
-// Query is a question, taken apart. It is meant to be reused.
+// Query is a parsed query. It is meant to be reused.
 type Query struct {
 	Raw     []byte // the message, not copied
 	ID      uint16
@@ -78,7 +80,7 @@ type Query struct {
 	at     [128]uint8
 }
 
-// Name is the name asked for, in lower case and wire form. It is good until the next Parse.
+// Name is the queried name, in lower case and wire form. It is valid until the next Parse.
 func (q *Query) Name() []byte { return q.name[:q.n] }
 
 // Asked is the name as the client wrote it.
@@ -99,7 +101,9 @@ func (q *Query) LabelAt(i int) int { return int(q.at[i]) }
 // Opcode of the message.
 func (q *Query) Opcode() uint8 { return uint8(q.Flags >> 11 & 15) }
 
-// Parse takes a message apart.
+// Parse parses a message. It accepts what RFC 1035 and RFC 6891 allow in a standard query and nothing else: one question,
+// complete records, at most one OPT record with complete options, a transaction signature only at the end, no bytes after
+// the last record.
 func (q *Query) Parse(msg []byte) Verdict {
 	if len(msg) < HeaderLen {
 		return Drop
@@ -107,7 +111,7 @@ func (q *Query) Parse(msg []byte) Verdict {
 	q.Raw, q.ID, q.Flags = msg, binary.BigEndian.Uint16(msg), binary.BigEndian.Uint16(msg[2:])
 	q.EDNS, q.DO, q.Version, q.UDPSize, q.n, q.labels, q.End = false, false, 0, 512, 0, 0, HeaderLen
 	if q.Flags&flagQR != 0 {
-		return Drop // never answer an answer: two servers could do so forever
+		return Drop // never respond to a response: two servers could do so forever
 	}
 	if q.Opcode() != 0 {
 		q.Rcode = NotImp
@@ -118,11 +122,17 @@ func (q *Query) Parse(msg []byte) Verdict {
 	if count(0) != 1 || count(1) > 1 || count(2) > 1 || count(3) > 2 || !q.question(msg) {
 		return Reject
 	}
-	at := q.End
+	at, signed := q.End, false
 	for i := count(1) + count(2) + count(3); i > 0; i-- {
-		if at = q.record(msg, at, i <= count(3)); at < 0 {
+		if signed {
+			return Reject // RFC 8945, RFC 2931: the signature is the last record
+		}
+		if at, signed = q.record(msg, at, i <= count(3)); at < 0 {
 			return Reject
 		}
+	}
+	if at != len(msg) {
+		return Reject
 	}
 	return OK
 }
@@ -134,7 +144,7 @@ func (q *Query) question(msg []byte) bool {
 			return false
 		}
 		n := int(msg[at])
-		if n > 63 || at+1+n >= len(msg) || at-HeaderLen+n+2 > MaxName && n > 0 { // a pointer, too: there is nothing it could point to
+		if n > 63 || at+1+n >= len(msg) || at-HeaderLen+n+2 > MaxName && n > 0 { // this covers a pointer: there is nothing before it to point to
 			return false
 		}
 		if n == 0 {
@@ -176,28 +186,84 @@ func lower(dst, name []byte) {
 	}
 }
 
-// record skips a record, remembering an OPT among the additional ones; it returns where it ends, -1 if it is broken.
-func (q *Query) record(msg []byte, at int, additional bool) int {
+// record reads a record: it keeps what an OPT record says, and skips others. It returns where the record ends, -1 if it is
+// malformed, and whether it is a transaction signature.
+func (q *Query) record(msg []byte, at int, additional bool) (end int, signature bool) {
 	start := at
-	if at = SkipName(msg, at); at < 0 || at+10 > len(msg) {
-		return -1
+	if at = checkName(msg, at); at < 0 || at+10 > len(msg) {
+		return -1, false
 	}
 	typ, class := binary.BigEndian.Uint16(msg[at:]), binary.BigEndian.Uint16(msg[at+2:])
 	ttl, length := binary.BigEndian.Uint32(msg[at+4:]), int(binary.BigEndian.Uint16(msg[at+8:]))
-	end := at + 10 + length
+	end = at + 10 + length
 	if end > len(msg) {
-		return -1
+		return -1, false
 	}
-	if typ == TypeOPT && additional {
-		if q.EDNS || msg[start] != 0 {
-			return -1 // RFC 6891: one OPT, owned by the root
+	switch typ {
+	case TypeOPT:
+		// RFC 6891: one OPT record, among the additional ones, owned by the root.
+		if !additional || q.EDNS || msg[start] != 0 || !completeOptions(msg[at+10:end]) {
+			return -1, false
 		}
 		q.EDNS, q.UDPSize, q.DO, q.Version = true, max(class, 512), ttl&0x8000 != 0, uint8(ttl>>16)
+	case TypeTSIG, TypeSIG:
+		if !additional {
+			return -1, false
+		}
+		return end, true
 	}
-	return end
+	return end, false
 }
 
-// SkipName returns where a name ends, -1 if it is broken. It does not follow pointers.
+// completeOptions reports whether the options of an OPT record end where the record does.
+func completeOptions(data []byte) bool {
+	for len(data) >= 4 {
+		n := 4 + int(binary.BigEndian.Uint16(data[2:]))
+		if n > len(data) {
+			return false
+		}
+		data = data[n:]
+	}
+	return len(data) == 0
+}
+
+// checkName returns where a name ends, -1 if it is malformed: too long, cut off, or with a pointer that does not lead
+// backwards, which could loop.
+func checkName(msg []byte, at int) int {
+	end, length, before := -1, 1, at
+	for at < len(msg) {
+		n := int(msg[at])
+		switch {
+		case n == 0:
+			if end < 0 {
+				end = at + 1
+			}
+			return end
+		case n >= 0xC0:
+			if at+2 > len(msg) {
+				return -1
+			}
+			if end < 0 {
+				end = at + 2
+			}
+			to := int(binary.BigEndian.Uint16(msg[at:]) & 0x3FFF)
+			if to >= before || to < HeaderLen {
+				return -1
+			}
+			at, before = to, to
+			continue
+		case n > 63:
+			return -1
+		}
+		if length += 1 + n; length > MaxName {
+			return -1
+		}
+		at += 1 + n
+	}
+	return -1
+}
+
+// SkipName returns where a name ends, -1 if it is cut off. It does not follow pointers.
 func SkipName(msg []byte, at int) int {
 	for at < len(msg) {
 		n := int(msg[at])
@@ -237,12 +303,12 @@ func (q *Query) Header(msg []byte, rcode uint8, authoritative, recursive, trunca
 	binary.BigEndian.PutUint16(msg[10:], uint16(ar))
 }
 
-// Begin appends room for the header, and the question as it was asked.
+// Begin appends room for the header, and the question as it was received.
 func (q *Query) Begin(dst []byte) []byte {
 	return append(dst[:0], q.Raw[:q.End]...)
 }
 
-// AppendOPT appends our OPT record, if the client sent one.
+// AppendOPT appends the server's OPT record.
 func (q *Query) AppendOPT(dst []byte, rcode int, size uint16) []byte {
 	var do byte
 	if q.DO {
@@ -251,10 +317,10 @@ func (q *Query) AppendOPT(dst []byte, rcode int, size uint16) []byte {
 	return append(dst, 0, 0, TypeOPT, byte(size>>8), byte(size), byte(rcode>>4), 0, do, 0, 0, 0)
 }
 
-// Advertised is the UDP size that our OPT records name: what passes any network unfragmented.
+// Advertised is the UDP payload size in the server's OPT records: what passes nearly every network unfragmented.
 const Advertised = 1232
 
-// Error appends a response without records: to a message whose question could not be read, just a header.
+// Error appends a response without records: just a header if the question is malformed.
 func (q *Query) Error(dst []byte, rcode int, authoritative, recursive bool) []byte {
 	dst = append(dst[:0], q.Raw[:HeaderLen]...)
 	qd, ar := 0, 0
@@ -289,7 +355,7 @@ func PackName(name string) (string, error) {
 	return string(append(out, 0)), nil
 }
 
-// UnpackName turns a name in wire form into its dotted form, escaping what could be mistaken.
+// UnpackName turns a name in wire form into its dotted form, escaping special characters.
 func UnpackName(name []byte) string {
 	var b strings.Builder
 	for i := 0; i < len(name) && name[i] != 0; i += 1 + int(name[i]) {
