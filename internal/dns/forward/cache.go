@@ -2,38 +2,42 @@ package forward
 
 import (
 	"encoding/binary"
+	"fmt"
 	"hash/maphash"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/miekg/dns"
 
 	"portal/internal/dns/wire"
 )
 
 const shards = 64
 
-// entry is a response as it was given, with what is needed to give it again.
+// entry is an upstream's response, prepared for repeated use.
 type entry struct {
-	msg    []byte   // without OPT
-	ttls   []uint16 // where its TTLs are
-	life   uint32   // seconds
-	stored time.Time
-	denial bool
-	hits   atomic.Uint32
-	asked  atomic.Bool // a fresh one is on its way
+	msg       []byte   // without OPT
+	ttls      []uint16 // where its TTLs are
+	life      uint32   // seconds
+	stored    time.Time
+	denial    bool
+	truncated bool // the upstream's TC bit
+	cacheable bool
+	hits      atomic.Uint32
+	asked     atomic.Bool // a refresh is under way
 }
 
 func (e *entry) expires() time.Time { return e.stored.Add(time.Duration(e.life) * time.Second) }
 
 // cache holds responses by question. Its size is bounded in entries and in bytes.
 type cache struct {
-	seed     maphash.Seed
-	shards   [shards]shard
-	entries  int // in each shard
-	bytes    int
-	evicted  atomic.Uint64
-	stale    time.Duration
-	prefetch bool
+	seed    maphash.Seed
+	shards  [shards]shard
+	entries int // in each shard
+	bytes   int
+	evicted atomic.Uint64
 }
 
 type shard struct {
@@ -43,15 +47,15 @@ type shard struct {
 	_     [32]byte // shards are used by different threads
 }
 
-func newCache(entries, bytes int, stale time.Duration) *cache {
-	c := &cache{seed: maphash.MakeSeed(), entries: max(1, entries/shards), bytes: max(64<<10, bytes/shards), stale: stale, prefetch: true}
+func newCache(entries, bytes int) *cache {
+	c := &cache{seed: maphash.MakeSeed(), entries: max(1, entries/shards), bytes: max(64<<10, bytes/shards)}
 	for i := range c.shards {
 		c.shards[i].m = map[string]*entry{}
 	}
 	return c
 }
 
-// key is the question in the form that entries are filed under.
+// key is what a query's entry is stored under.
 func key(b []byte, q *wire.Query) []byte {
 	flags := byte(0)
 	if q.DO {
@@ -89,7 +93,7 @@ func (c *cache) put(k string, e *entry) {
 
 func size(k string, e *entry) int { return 200 + len(k) + len(e.msg) + 2*len(e.ttls) }
 
-// evict removes the one of a few, picked as the map gives them, that is nearest to its end.
+// evict removes, of a few entries in the map's random order, the one that expires first.
 func (c *cache) evict(s *shard, keep string) {
 	var victim string
 	var ends time.Time
@@ -127,61 +131,70 @@ func (c *cache) count() (success, denial int) {
 	return success, denial
 }
 
-// newEntry makes an entry of an upstream's response; nil for one that must not be kept.
-func newEntry(msg []byte, now time.Time, o *Options) *entry {
-	rcode := msg[3] & 15
-	if msg[2]&2 != 0 || rcode != wire.NoError && rcode != wire.NXDomain {
-		return nil
+// newEntry prepares a response. It is packed anew: without OPT, and with names as pointers to the question, so that they
+// take on the case in which each client asks.
+func newEntry(m *dns.Msg, now time.Time, o *Options) (*entry, error) {
+	m.Extra = slices.DeleteFunc(m.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
+	m.Compress = true
+	if m.Rcode > 15 {
+		m.Rcode = dns.RcodeServerFailure // an extended code has no place without its OPT
 	}
-	e := &entry{stored: now}
-	an, ns, ar := count16(msg, 6), count16(msg, 8), count16(msg, 10)
-	at := wire.SkipName(msg, wire.HeaderLen) + 4
-	life := ^uint32(0)
-	negative := uint32(0)
-	end := at
-	for i := range an + ns + ar {
-		fixed := wire.SkipName(msg, end)
-		if fixed < 0 || fixed+10 > len(msg) {
-			return nil
-		}
-		typ, ttl := count16(msg, fixed), binary.BigEndian.Uint32(msg[fixed+4:])
-		length := count16(msg, fixed+8)
-		next := fixed + 10 + length
-		if next > len(msg) {
-			return nil
-		}
-		if typ == wire.TypeOPT {
-			if next != len(msg) || i != an+ns+ar-1 {
-				return nil // in an unusual place: rare enough to be asked for each time
-			}
-			msg = msg[:end]
-			ar--
-			break
-		}
-		e.ttls = append(e.ttls, uint16(fixed+4))
-		life = min(life, ttl)
-		if typ == wire.TypeSOA && i >= an && i < an+ns && length >= 4 {
-			negative = min(ttl, binary.BigEndian.Uint32(msg[next-4:]))
-		}
-		end = next
+	msg, err := m.Pack()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
-	e.denial = rcode == wire.NXDomain || an == 0
-	limit := uint32(o.MaxTTL / time.Second)
+	e := &entry{msg: msg, stored: now, life: 1, truncated: m.Truncated}
+	if e.truncated || m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
+		return e, nil
+	}
+	e.denial = m.Rcode == dns.RcodeNameError || len(m.Answer) == 0
+	life, known := lifetime(m, e.denial)
+	if !known || life == 0 && o.MinTTL == 0 {
+		return e, nil // nothing says how long it is valid
+	}
+	limit := o.MaxTTL
 	if e.denial {
-		life, limit = min(life, negative), uint32(o.MaxNegativeTTL/time.Second)
+		limit = o.MaxNegativeTTL
 	}
-	e.life = min(max(life, uint32(o.MinTTL/time.Second)), limit)
-	if life == ^uint32(0) || life == 0 && o.MinTTL == 0 {
-		return nil // nothing says how long it holds
+	e.life = min(max(life, uint32(o.MinTTL/time.Second)), uint32(limit/time.Second))
+	e.ttls = ttlOffsets(msg)
+	e.cacheable = true
+	return e, nil
+}
+
+// lifetime is how long a response is valid: the least TTL of its records, or what the SOA record of a denial says.
+func lifetime(m *dns.Msg, denial bool) (seconds uint32, known bool) {
+	seconds = ^uint32(0)
+	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
+		for _, rr := range section {
+			seconds, known = min(seconds, rr.Header().Ttl), true
+		}
 	}
-	e.msg = append([]byte(nil), msg...)
-	binary.BigEndian.PutUint16(e.msg[10:], uint16(ar))
-	return e
+	if !denial {
+		return seconds, known
+	}
+	for _, rr := range m.Ns {
+		if soa, ok := rr.(*dns.SOA); ok {
+			return min(seconds, soa.Hdr.Ttl, soa.Minttl), true
+		}
+	}
+	return 0, known
+}
+
+// ttlOffsets returns where the TTLs of a packed message are.
+func ttlOffsets(msg []byte) (out []uint16) {
+	at := wire.SkipName(msg, wire.HeaderLen) + 4
+	for range count16(msg, 6) + count16(msg, 8) + count16(msg, 10) {
+		at = wire.SkipName(msg, at)
+		out = append(out, uint16(at+4))
+		at += 10 + count16(msg, at+8)
+	}
+	return out
 }
 
 func count16(b []byte, at int) int { return int(binary.BigEndian.Uint16(b[at:])) }
 
-// write gives an entry again, as the answer to a question: its case, its ID, the time that is left.
+// write writes an entry as the response to a query: with its ID and case, and the remaining TTLs.
 func (e *entry) write(dst []byte, q *wire.Query, limit int, now time.Time) []byte {
 	opt := 0
 	if q.EDNS {
@@ -213,9 +226,9 @@ func (e *entry) write(dst []byte, q *wire.Query, limit int, now time.Time) []byt
 		dst = q.AppendOPT(dst, 0, wire.Advertised)
 		ar++
 	}
-	q.Header(dst, e.msg[3]&15, false, true, false, 1, count16(dst, 6), count16(dst, 8), ar)
+	q.Header(dst, e.msg[3]&15, false, true, e.truncated, 1, count16(dst, 6), count16(dst, 8), ar)
 	return dst
 }
 
-// staleTTL is how long a client may keep what has outlived its own time.
+// staleTTL is the TTL, in seconds, of records served after they expired.
 const staleTTL = 5

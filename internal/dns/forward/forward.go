@@ -1,45 +1,49 @@
-// Package forward answers for names that are not the cluster's: it asks upstream servers, keeps what they say for as long
-// as they say, and shields them from asking the same twice at a time. It knows nothing of the cluster.
+// Package forward resolves names outside the cluster: it queries upstream servers, caches their responses, and combines
+// identical queries into one. It knows nothing of the cluster.
 package forward
 
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"portal/internal/dns/wire"
 )
 
-// Options say whom to ask and how long to keep answers.
+// Options configure a Forwarder.
 type Options struct {
+	// Zone is what the forwarder is for; it labels the metrics of its cache.
+	Zone      string
 	Upstreams []Upstream
-	Entries   int // of the cache; 0: no cache
-	Bytes     int
-	// MinTTL and MaxTTL bound how long answers are kept, whatever they say themselves.
+	// Sequential asks the first upstream first each time. Otherwise they take turns.
+	Sequential bool
+	Entries    int // of the cache; 0: no cache
+	Bytes      int
+	// MinTTL, MaxTTL and MaxNegativeTTL bound how long responses are cached, whatever their records say.
 	MinTTL, MaxTTL, MaxNegativeTTL time.Duration
-	// Stale is how long past its time an answer may be given while no upstream can be reached.
+	// Stale is how long an expired response may be served while no upstream responds.
 	Stale time.Duration
-	// Prefetch renews popular answers shortly before their time is over.
+	// Prefetch refreshes popular entries shortly before they expire.
 	Prefetch bool
 	Timeout  time.Duration // for all attempts together
 	Clock    func() time.Time
+	// Metrics may be shared by several forwarders; nil: of its own.
+	Metrics *Metrics
 }
 
 // Defaults are CoreDNS' where it has any.
 func Defaults() Options {
 	return Options{
-		Entries: 20000, Bytes: 32 << 20, MinTTL: 5 * time.Second, MaxTTL: time.Hour, MaxNegativeTTL: 30 * time.Minute,
+		Zone: ".", Entries: 20000, Bytes: 32 << 20, MinTTL: 5 * time.Second, MaxTTL: time.Hour, MaxNegativeTTL: 30 * time.Minute,
 		Stale: time.Hour, Prefetch: true, Timeout: 5 * time.Second, Clock: time.Now,
 	}
 }
 
-// Hit is how the cache knew an answer.
+// Hit is the result of a cache lookup.
 type Hit uint8
 
 const (
@@ -48,51 +52,76 @@ const (
 	Stale
 )
 
-// Forwarder asks upstream servers.
+// Forwarder queries upstream servers.
 type Forwarder struct {
 	o         Options
 	cache     *cache
 	upstreams []*upstream
+	metrics   *Metrics
 	turn      atomic.Uint32
+	// lastTries bounds how many queries try upstreams that all failed their health check.
+	lastTries chan struct{}
 
-	mu    sync.Mutex
-	calls map[string]*call
+	mu       sync.Mutex
+	calls    map[string]*call
+	failures map[string]failure
 
-	ctx     context.Context // of work that outlives the question that caused it
+	ctx     context.Context // of calls, which may outlive the query that started them
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
 	hits, denials, misses, prefetched, stales atomic.Uint64
-	duration                                  *prometheus.HistogramVec
-	failures                                  *prometheus.CounterVec
-	broken                                    prometheus.Counter
 }
 
-// call is a question on its way, for which several may wait.
+// call is a query to the upstreams that is under way. Several clients may wait for it; when none is left it is cancelled.
 type call struct {
-	done chan struct{}
-	e    *entry
-	msg  []byte
-	err  error
+	done    chan struct{}
+	cancel  context.CancelFunc
+	waiters int // guarded by Forwarder.mu
+	e       *entry
+	err     error
 }
+
+// failure is a resolution that failed recently. RFC 9520 wants such failures cached, so that a name that does not resolve
+// costs the upstreams and the clients as little as possible.
+type failure struct {
+	err   error
+	until time.Time
+}
+
+const (
+	failureTTL   = time.Second
+	maxFailures  = 10000
+	maxLastTries = 16
+)
 
 // New returns a forwarder. It starts nothing.
 func New(o Options) *Forwarder {
-	f := &Forwarder{o: o, calls: map[string]*call{}}
+	f := &Forwarder{o: o, calls: map[string]*call{}, failures: map[string]failure{}, lastTries: make(chan struct{}, maxLastTries), metrics: o.Metrics}
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	if o.Entries > 0 {
-		f.cache = newCache(o.Entries, o.Bytes, o.Stale)
+		f.cache = newCache(o.Entries, o.Bytes)
 	}
+	known := map[string]bool{}
 	for _, u := range o.Upstreams {
-		f.upstreams = append(f.upstreams, &upstream{Upstream: u})
+		if !known[u.String()] {
+			known[u.String()] = true
+			f.upstreams = append(f.upstreams, &upstream{Upstream: u})
+		}
 	}
-	f.initMetrics()
+	if f.metrics == nil {
+		f.metrics = NewMetrics()
+	}
+	f.metrics.add(f)
 	return f
 }
 
-// Run keeps an eye on upstreams that failed, and ends what is on its way when the context does.
+// Metrics returns the collector of the forwarder's metrics.
+func (f *Forwarder) Metrics() *Metrics { return f.metrics }
+
+// Run expires cached failures until the context ends, then cancels what is under way and waits for it.
 func (f *Forwarder) Run(ctx context.Context) {
-	tick := time.NewTicker(500 * time.Millisecond)
+	tick := time.NewTicker(failureTTL)
 	defer tick.Stop()
 	for {
 		select {
@@ -106,12 +135,23 @@ func (f *Forwarder) Run(ctx context.Context) {
 			}
 			return
 		case <-tick.C:
-			f.probe()
+			f.expireFailures()
 		}
 	}
 }
 
-// Cached answers from the cache if it can, without allocating.
+func (f *Forwarder) expireFailures() {
+	now := f.o.Clock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for k, failed := range f.failures {
+		if !now.Before(failed.until) {
+			delete(f.failures, k)
+		}
+	}
+}
+
+// Cached responds from the cache if it can, without allocating.
 func (f *Forwarder) Cached(dst []byte, q *wire.Query, limit int, now time.Time) ([]byte, Hit) {
 	if f.cache == nil {
 		return dst, Miss
@@ -141,7 +181,7 @@ func (f *Forwarder) Cached(dst []byte, q *wire.Query, limit int, now time.Time) 
 	return e.write(dst, q, limit, now), hit
 }
 
-// renew asks again, in the background, for an answer that is wanted often and near its end.
+// renew refreshes, in the background, a popular entry that is about to expire.
 func (f *Forwarder) renew(k []byte, e *entry, q *wire.Query, now time.Time) {
 	n := e.hits.Load()
 	if n < 1<<20 {
@@ -155,27 +195,24 @@ func (f *Forwarder) renew(k []byte, e *entry, q *wire.Query, now time.Time) {
 		return
 	}
 	f.prefetched.Add(1)
-	f.begin(string(k), question(q), q.DO, q.Flags&0x10 != 0)
+	f.join(string(k), q)
 }
 
 var errStopped = errors.New("the forwarder has been stopped")
 
-// Resolve answers by asking upstream, or by waiting for somebody who does. The response is written into dst.
+// Resolve queries the upstreams, or joins an identical query that is under way. The response is written into dst.
 func (f *Forwarder) Resolve(ctx context.Context, dst []byte, q *wire.Query, limit int) ([]byte, error) {
 	k := string(key(nil, q))
-	c := f.begin(k, question(q), q.DO, q.Flags&0x10 != 0)
+	c := f.join(k, q)
 	select {
 	case <-ctx.Done():
+		f.leave(k, c)
 		return nil, ctx.Err()
 	case <-c.done:
 	}
 	now := f.o.Clock()
-	switch {
-	case c.e != nil:
+	if c.err == nil {
 		return c.e.write(dst, q, limit, now), nil
-	case c.err == nil:
-		e := &entry{msg: c.msg, life: 1, stored: now}
-		return e.write(dst, q, limit, now), nil
 	}
 	if f.cache != nil {
 		if e := f.cache.get([]byte(k)); e != nil && now.Sub(e.expires()) <= f.o.Stale {
@@ -186,57 +223,70 @@ func (f *Forwarder) Resolve(ctx context.Context, dst []byte, q *wire.Query, limi
 	return nil, c.err
 }
 
-// question is a query's, in lower case, with room for a header before it.
+// question is a query's question section, in lower case, with room for a header before it.
 func question(q *wire.Query) []byte {
 	b := make([]byte, wire.HeaderLen, wire.HeaderLen+len(q.Name())+4)
 	return append(append(b, q.Name()...), byte(q.QType>>8), byte(q.QType), 0, wire.ClassIN)
 }
 
-// tidy packs a response anew: without OPT, and with names as pointers to the question, so that they take on the case in
-// which each client asks.
-func tidy(msg []byte) []byte {
-	m := new(dns.Msg)
-	if m.Unpack(msg) != nil {
-		return msg
-	}
-	m.Extra = slices.DeleteFunc(m.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
-	m.Compress = true
-	if m.Rcode > 15 {
-		m.Rcode = dns.RcodeServerFailure // an extended code has no place without its OPT
-	}
-	packed, err := m.Pack()
-	if err != nil {
-		return msg
-	}
-	return packed
-}
-
-// begin asks a question, or joins one that is on its way.
-func (f *Forwarder) begin(k string, question []byte, do, cd bool) *call {
+// join starts a query to the upstreams, or joins one that is under way or failed just now.
+func (f *Forwarder) join(k string, q *wire.Query) *call {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if c := f.calls[k]; c != nil {
+		c.waiters++
 		return c
 	}
-	c := &call{done: make(chan struct{})}
+	c := &call{done: make(chan struct{}), waiters: 1}
+	if failed, ok := f.failures[k]; ok && f.o.Clock().Before(failed.until) {
+		c.err = failed.err
+	}
 	if f.ctx.Err() != nil {
 		c.err = errStopped
+	}
+	if c.err != nil {
 		close(c.done)
 		return c
 	}
 	f.calls[k] = c
+	ctx, cancel := context.WithTimeout(f.ctx, f.o.Timeout)
+	c.cancel = cancel
+	asked, do, cd := question(q), q.DO, q.Flags&0x10 != 0
 	f.running.Go(func() {
-		c.msg, c.err = f.ask(question, do, cd)
-		if c.err == nil {
-			c.msg = tidy(c.msg)
-			if c.e = newEntry(c.msg, f.o.Clock(), &f.o); c.e != nil && f.cache != nil {
-				f.cache.put(k, c.e)
-			}
-		}
-		f.mu.Lock()
-		delete(f.calls, k)
-		f.mu.Unlock()
-		close(c.done)
+		defer cancel()
+		m, err := f.ask(ctx, asked, do, cd)
+		f.finish(k, c, m, err, errors.Is(ctx.Err(), context.Canceled))
 	})
 	return c
+}
+
+// leave gives up waiting for a call; the last to leave cancels it.
+func (f *Forwarder) leave(k string, c *call) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c.waiters--; c.waiters == 0 && c.cancel != nil {
+		c.cancel()
+		if f.calls[k] == c {
+			delete(f.calls, k)
+		}
+	}
+}
+
+// finish passes a call's result to those who wait for it.
+func (f *Forwarder) finish(k string, c *call, m *dns.Msg, err error, cancelled bool) {
+	if err == nil {
+		c.e, err = newEntry(m, f.o.Clock(), &f.o)
+	}
+	if err == nil && c.e.cacheable && f.cache != nil {
+		f.cache.put(k, c.e)
+	}
+	f.mu.Lock()
+	if f.calls[k] == c {
+		delete(f.calls, k)
+	}
+	if c.err = err; err != nil && !cancelled && len(f.failures) < maxFailures {
+		f.failures[k] = failure{err, f.o.Clock().Add(failureTTL)}
+	}
+	f.mu.Unlock()
+	close(c.done)
 }

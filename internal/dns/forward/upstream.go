@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -15,27 +16,30 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"github.com/miekg/dns"
 
 	"portal/internal/dns/wire"
 )
 
-// Transport is how an upstream is spoken to.
+// Transport is the protocol of an upstream.
 type Transport uint8
 
 const (
-	UDP Transport = iota // with TCP for answers that do not fit
+	UDP Transport = iota // with TCP for responses that do not fit
 	TCP
 	TLS
 )
 
 func (t Transport) String() string { return [...]string{"udp", "tcp", "tls"}[t] }
 
-// Upstream is a server to ask.
+// Upstream is a server to forward queries to.
 type Upstream struct {
 	Addr       netip.AddrPort
 	Transport  Transport
-	ServerName string // that a TLS certificate must carry; empty: the address
+	ServerName string // that the TLS certificate must be for; empty: the address
 	RootCAs    *tls.Config
 }
 
@@ -96,61 +100,86 @@ func readResolvConf(path string) ([]Upstream, error) {
 	return out, nil
 }
 
-// upstream is a server with what is known of its health.
+// upstream is a server and its state.
 type upstream struct {
 	Upstream
-	fails   atomic.Int32
-	probing atomic.Bool
+	// fails counts failed health checks in a row. A query that fails starts the checks and does not count itself: a server that
+	// cannot resolve one name is not down.
+	fails    atomic.Int32
+	checking atomic.Bool
+	// foldsCase: the server does not repeat the case of names, so it can't be verified.
+	foldsCase atomic.Bool
 
 	mu   sync.Mutex
 	idle []net.Conn // TCP and TLS
 }
 
 const (
-	maxFails = 2
-	maxIdle  = 8
-	attempt  = 2 * time.Second
+	maxFails      = 2
+	maxIdle       = 8
+	attempt       = 2 * time.Second
+	checkTimeout  = time.Second
+	checkInterval = 500 * time.Millisecond
+)
+
+var (
+	errMalformed    = errors.New("malformed response")
+	errAllUnhealthy = errors.New("all upstreams are unhealthy")
 )
 
 func (u *upstream) healthy() bool { return u.fails.Load() < maxFails }
 
-// healthy says whether any upstream is.
+// healthy reports whether any upstream is.
 func (f *Forwarder) healthy() bool {
-	for _, u := range f.upstreams {
-		if u.healthy() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(f.upstreams, (*upstream).healthy)
 }
 
-// ask asks one upstream after the other, beginning with the healthy, until one answers.
-func (f *Forwarder) ask(question []byte, do, cd bool) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(f.ctx, f.o.Timeout)
-	defer cancel()
-	n := len(f.upstreams)
-	first := int(f.turn.Add(1))
-	last := errors.New("no upstream")
-	var refusal []byte
-	for _, healthy := range []bool{true, false} {
-		for i := range n {
-			u := f.upstreams[(first+i)%n]
-			if u.healthy() != healthy {
-				continue
-			}
-			msg, err := f.exchange(ctx, u, question, do, cd)
-			if err == nil {
-				// A server that cannot or will not answer leaves the question to the others.
-				if rcode := msg[3] & 15; rcode != wire.ServFail && rcode != wire.Refused {
-					return msg, nil
-				}
-				refusal = msg
-				continue
-			}
+// candidates are the upstreams to try, in order: the healthy ones, or all if none is.
+func (f *Forwarder) candidates() (list []*upstream, healthy bool) {
+	first := 0
+	if !f.o.Sequential {
+		first = int(f.turn.Add(1))
+	}
+	var all []*upstream
+	for i := range f.upstreams {
+		u := f.upstreams[(first+i)%len(f.upstreams)]
+		all = append(all, u)
+		if u.healthy() {
+			list = append(list, u)
+		}
+	}
+	if len(list) == 0 {
+		return all, false
+	}
+	return list, true
+}
+
+// ask queries one upstream after the other until one gives a usable response.
+func (f *Forwarder) ask(ctx context.Context, question []byte, do, cd bool) (*dns.Msg, error) {
+	list, healthy := f.candidates()
+	if !healthy {
+		f.metrics.broken.Inc()
+		// The health checks notice a server that is back; until then only a few queries wait for one.
+		select {
+		case f.lastTries <- struct{}{}:
+			defer func() { <-f.lastTries }()
+		default:
+			return nil, errAllUnhealthy
+		}
+	}
+	var last error = errAllUnhealthy
+	var refusal *dns.Msg
+	for _, u := range list {
+		m, err := f.exchange(ctx, u, question, do, cd)
+		switch {
+		case ctx.Err() != nil && err != nil:
+			return nil, fmt.Errorf("%s: %w", u, err)
+		case err != nil:
 			last = fmt.Errorf("%s: %w", u, err)
-			if ctx.Err() != nil {
-				break
-			}
+		case m.Rcode == dns.RcodeServerFailure || m.Rcode == dns.RcodeRefused:
+			refusal = m // another one may know
+		default:
+			return m, nil
 		}
 	}
 	if refusal != nil {
@@ -159,31 +188,59 @@ func (f *Forwarder) ask(question []byte, do, cd bool) ([]byte, error) {
 	return nil, last
 }
 
-func (f *Forwarder) exchange(ctx context.Context, u *upstream, question []byte, do, cd bool) ([]byte, error) {
+// exchange sends a query to one upstream and parses its response.
+func (f *Forwarder) exchange(ctx context.Context, u *upstream, question []byte, do, cd bool) (*dns.Msg, error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, attempt)
 	defer cancel()
-	query := newQuery(question, do, cd)
-	msg, err := u.exchange(ctx, query)
+	msg, err := u.exchange(ctx, newQuery(question, do, cd, !u.foldsCase.Load()))
 	if err != nil {
-		u.fails.Add(1)
-		f.failures.WithLabelValues("forward", u.String()).Inc()
+		if !errors.Is(ctx.Err(), context.Canceled) { // nobody waits any more, which is not the server's fault
+			f.check(u)
+		}
 		return nil, err
 	}
-	u.fails.Store(0)
-	rcode := "other"
-	if r := int(msg[3] & 15); r < len(rcodeNames) {
-		rcode = rcodeNames[r]
+	m, err := parse(msg)
+	if err != nil {
+		return nil, err
 	}
-	f.duration.WithLabelValues("forward", u.String(), rcode).Observe(time.Since(began).Seconds())
-	return msg, nil
+	rcode := "other"
+	if m.Rcode < len(rcodeNames) {
+		rcode = rcodeNames[m.Rcode]
+	}
+	f.metrics.duration.WithLabelValues("forward", u.String(), rcode).Observe(time.Since(began).Seconds())
+	return m, nil
 }
 
-// newQuery makes a query of a question: with an ID that cannot be guessed.
-func newQuery(question []byte, do, cd bool) []byte {
+// parse unpacks a response. The library accepts a message that ends before all records that the header counts; this does not.
+func parse(msg []byte) (*dns.Msg, error) {
+	m := new(dns.Msg)
+	if err := m.Unpack(msg); err != nil {
+		return nil, fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	if m.Opcode != dns.OpcodeQuery || len(m.Answer) != count16(msg, 6) || len(m.Ns) != count16(msg, 8) || len(m.Extra) != count16(msg, 10) {
+		return nil, fmt.Errorf("%w: not the records that its header counts", errMalformed)
+	}
+	return m, nil
+}
+
+// newQuery makes a query with an ID that can't be guessed, and if mixed with random upper and lower case (draft-vixie-dnsext-dns0x20):
+// a forged response must match both.
+func newQuery(question []byte, do, cd, mixed bool) []byte {
 	q := make([]byte, len(question), len(question)+wire.OPTLen)
 	copy(q, question)
-	rand.Read(q[:2])
+	var random [2 + (wire.MaxName+7)/8]byte
+	rand.Read(random[:])
+	copy(q, random[:2])
+	if mixed {
+		for at := wire.HeaderLen; q[at] != 0; at += 1 + int(q[at]) {
+			for i := at + 1; i <= at+int(q[at]); i++ {
+				if bit := i - wire.HeaderLen; q[i] >= 'a' && q[i] <= 'z' && random[2+bit/8]>>(bit%8)&1 != 0 {
+					q[i] -= 'a' - 'A'
+				}
+			}
+		}
+	}
 	binary.BigEndian.PutUint16(q[2:], 1<<8)
 	if cd {
 		q[3] |= 0x10
@@ -196,60 +253,67 @@ func newQuery(question []byte, do, cd bool) []byte {
 	return append(q, 0, 0, wire.TypeOPT, wire.Advertised>>8, wire.Advertised&0xFF, 0, 0, flags, 0, 0, 0)
 }
 
-// answers says whether a message is the answer to a question: same ID, same question.
-func answers(msg, query []byte) bool {
-	if len(msg) < wire.HeaderLen || msg[2]&0x80 == 0 || msg[0] != query[0] || msg[1] != query[1] || count16(msg, 4) != 1 {
-		return false
-	}
+// answers reports whether a message is the response to a query, with the same ID and question, and whether it repeats the
+// case of the name.
+func answers(msg, query []byte) (ok, sameCase bool) {
 	end := wire.SkipName(query, wire.HeaderLen) + 4
-	if len(msg) < end {
-		return false
+	if len(msg) < end || msg[2]&0x80 == 0 || msg[0] != query[0] || msg[1] != query[1] || count16(msg, 4) != 1 {
+		return false, false
 	}
-	for i := wire.HeaderLen; i < end; i++ {
-		a, b := msg[i], query[i]
-		if a != b && (a|0x20 != b|0x20 || a|0x20 < 'a' || a|0x20 > 'z') {
-			return false
-		}
-	}
-	return true
+	got, want := msg[wire.HeaderLen:end], query[wire.HeaderLen:end]
+	name := len(want) - 4
+	return bytes.EqualFold(got[:name], want[:name]) && bytes.Equal(got[name:], want[name:]), bytes.Equal(got, want)
 }
 
+// exchange sends a query and returns the response as it came.
 func (u *upstream) exchange(ctx context.Context, query []byte) ([]byte, error) {
 	if u.Transport != UDP {
 		return u.exchangeStream(ctx, query)
 	}
-	msg, err := u.exchangeUDP(ctx, query)
-	if err == nil && msg[2]&2 != 0 {
-		if whole, err := u.exchangeStream(ctx, query); err == nil {
-			return whole, nil
-		}
+	msg, verified, err := u.exchangeUDP(ctx, query)
+	if err != nil || verified && msg[2]&2 == 0 {
+		return msg, err
 	}
-	return msg, err
+	// Cut off, or with another case than the query: TCP settles both.
+	whole, err := u.exchangeStream(ctx, query)
+	if err != nil {
+		whole = msg // what there is, with its TC bit
+	}
+	if !verified {
+		_, same := answers(whole, query)
+		u.foldsCase.Store(!same)
+	}
+	return whole, nil
 }
 
-// exchangeUDP uses a socket of its own: a port that nobody can guess is half of what keeps forged answers out.
-func (u *upstream) exchangeUDP(ctx context.Context, query []byte) ([]byte, error) {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "udp", u.Addr.String())
+// exchangeUDP uses a new socket each time: an unpredictable port helps to keep forged responses out. A response that does not
+// fit the buffer is marked as truncated.
+func (u *upstream) exchangeUDP(ctx context.Context, query []byte) (msg []byte, sameCase bool, err error) {
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(u.Addr))
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer c.Close()
-	deadline, _ := ctx.Deadline()
-	c.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
 	if _, err := c.Write(query); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	buf := udpBuffers.Get().(*[4096]byte)
 	defer udpBuffers.Put(buf)
 	for {
-		n, err := c.Read(buf[:])
+		n, _, flags, _, err := c.ReadMsgUDPAddrPort(buf[:], nil)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
-		if answers(buf[:n], query) {
-			return slices.Clone(buf[:n]), nil
+		ok, same := answers(buf[:n], query)
+		if !ok {
+			continue
 		}
+		if flags&syscall.MSG_TRUNC != 0 {
+			buf[2] |= 2
+		}
+		return slices.Clone(buf[:n]), same, nil
 	}
 }
 
@@ -258,7 +322,7 @@ var udpBuffers = sync.Pool{New: func() any { return new([4096]byte) }}
 func (u *upstream) exchangeStream(ctx context.Context, query []byte) ([]byte, error) {
 	if c := u.takeIdle(); c != nil {
 		if msg, err := u.converse(ctx, c, query); err == nil {
-			return msg, nil // else the server had closed it: again with a new one
+			return msg, nil // otherwise the server had closed it: try a new one
 		}
 	}
 	c, err := u.dial(ctx)
@@ -285,8 +349,8 @@ func (u *upstream) dial(ctx context.Context) (net.Conn, error) {
 }
 
 func (u *upstream) converse(ctx context.Context, c net.Conn, query []byte) ([]byte, error) {
-	deadline, _ := ctx.Deadline()
-	c.SetDeadline(deadline)
+	c.SetDeadline(time.Time{})
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
 	framed := append(binary.BigEndian.AppendUint16(nil, uint16(len(query))), query...)
 	msg, err := func() ([]byte, error) {
 		if _, err := c.Write(framed); err != nil {
@@ -300,17 +364,17 @@ func (u *upstream) converse(ctx context.Context, c net.Conn, query []byte) ([]by
 		if _, err := io.ReadFull(c, msg); err != nil {
 			return nil, err
 		}
-		if !answers(msg, query) {
-			return nil, errors.New("the answer is to another question")
+		if ok, _ := answers(msg, query); !ok {
+			return nil, fmt.Errorf("%w: it is for another query", errMalformed)
 		}
 		return msg, nil
 	}()
-	if err != nil {
+	if !stop() || err != nil {
 		c.Close()
-		return nil, err
+	} else {
+		u.putIdle(c)
 	}
-	u.putIdle(c)
-	return msg, nil
+	return msg, err
 }
 
 func (u *upstream) takeIdle() net.Conn {
@@ -343,28 +407,29 @@ func (u *upstream) closeIdle() {
 	u.idle = nil
 }
 
-// probe asks failed upstreams for the root's servers, to see whether they are back.
-func (f *Forwarder) probe() {
-	sick := 0
-	for _, u := range f.upstreams {
-		if u.healthy() {
-			continue
-		}
-		sick++
-		if !u.probing.CompareAndSwap(false, true) {
-			continue
-		}
-		f.running.Go(func() {
-			defer u.probing.Store(false)
-			ctx, cancel := context.WithTimeout(f.ctx, attempt)
-			defer cancel()
-			question := append(make([]byte, wire.HeaderLen), 0, 0, wire.TypeNS, 0, wire.ClassIN)
-			if _, err := u.exchange(ctx, newQuery(question, false, false)); err == nil {
+// check runs health checks of an upstream until it passes one: it is asked for the root's name servers, and any response
+// will do.
+func (f *Forwarder) check(u *upstream) {
+	if !u.checking.CompareAndSwap(false, true) {
+		return
+	}
+	f.running.Go(func() {
+		defer u.checking.Store(false)
+		question := append(make([]byte, wire.HeaderLen), 0, 0, wire.TypeNS, 0, wire.ClassIN)
+		for f.ctx.Err() == nil {
+			ctx, cancel := context.WithTimeout(f.ctx, checkTimeout)
+			_, err := u.exchange(ctx, newQuery(question, false, false, false))
+			cancel()
+			if err == nil {
 				u.fails.Store(0)
+				return
 			}
-		})
-	}
-	if sick > 0 && sick == len(f.upstreams) {
-		f.broken.Inc()
-	}
+			u.fails.Add(1)
+			f.metrics.failures.WithLabelValues("forward", u.String()).Inc()
+			select {
+			case <-f.ctx.Done():
+			case <-time.After(checkInterval):
+			}
+		}
+	})
 }

@@ -8,17 +8,17 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, help, labels, nil)
 }
 
-// The names and labels are CoreDNS'. A view is a thing of CoreDNS that has no counterpart here.
+// Names and labels are CoreDNS'. A view is a CoreDNS feature that Portal does not have.
 var (
-	descRequests  = desc("coredns_dns_requests_total", "DNS requests by zone, protocol, family and type.", "server", "zone", "view", "proto", "family", "type")
-	descResponses = desc("coredns_dns_responses_total", "DNS responses by zone, code and who answered.", "server", "zone", "view", "rcode", "plugin")
-	descDuration  = desc("coredns_dns_request_duration_seconds", "Time to answer a request, of the batch it came in.", "server", "zone", "view")
-	descDO        = desc("coredns_dns_do_requests_total", "Requests with the DO bit.", "server", "zone", "view")
-	descInSize    = desc("coredns_dns_request_size_bytes", "Sizes of requests.", "server", "zone", "view", "proto")
-	descOutSize   = desc("coredns_dns_response_size_bytes", "Sizes of responses.", "server", "zone", "view", "proto")
-	descDropped   = desc("portal_dns_dropped_total", "Messages that got no answer.", "server", "reason")
-	descRecords   = desc("portal_dns_names", "Names answered from memory.")
-	descReady     = desc("portal_dns_ready", "Whether the whole cluster has been seen once.")
+	descRequests  = desc("coredns_dns_requests_total", "Number of DNS requests by zone, protocol, family and type.", "server", "zone", "view", "proto", "family", "type")
+	descResponses = desc("coredns_dns_responses_total", "Number of DNS responses by zone, code and source.", "server", "zone", "view", "rcode", "plugin")
+	descDuration  = desc("coredns_dns_request_duration_seconds", "Time to answer the batch that a request came in, in seconds.", "server", "zone", "view")
+	descDO        = desc("coredns_dns_do_requests_total", "Number of requests with the DO bit.", "server", "zone", "view")
+	descInSize    = desc("coredns_dns_request_size_bytes", "Size of requests in bytes.", "server", "zone", "view", "proto")
+	descOutSize   = desc("coredns_dns_response_size_bytes", "Size of responses in bytes.", "server", "zone", "view", "proto")
+	descDropped   = desc("portal_dns_dropped_total", "Number of messages without a response, by reason.", "server", "reason")
+	descRecords   = desc("portal_dns_names", "Number of names of the cluster.")
+	descReady     = desc("portal_dns_ready", "Whether everything has been listed once (1) or not (0).")
 )
 
 // Describe implements prometheus.Collector.
@@ -28,7 +28,8 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. UDP and TCP are one server, and CoreDNS does not label responses with the protocol:
+// series are made of sums over the protocols that share their labels.
 func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	m := s.metrics
 	all, servers := &counters{}, map[string]*counters{}
@@ -39,29 +40,14 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 			servers[server] = &counters{}
 		}
 		servers[server].addAll(c)
-		for z := range c.requests {
-			for t := range c.requests[z] {
-				for f := range c.requests[z][t] {
-					if v := c.requests[z][t][f]; v > 0 {
-						ch <- count(descRequests, v, server, m.zone(z), "", pr.String(), [...]string{"1", "2"}[f], typeName(t))
-					}
-				}
-			}
-			for src := range c.responses[z] {
-				for r := range c.responses[z][src] {
-					if v := c.responses[z][src][r]; v > 0 {
-						ch <- count(descResponses, v, server, m.zone(z), "", rcodeName(r), source(src).String())
-					}
-				}
-			}
+		m.collectRequests(ch, c, server, pr.String())
+		if c.inSize.total() > 0 {
+			ch <- c.inSize.metric(descInSize, sizeBuckets, 1, server, ".", "", pr.String())
+			ch <- c.outSize.metric(descOutSize, sizeBuckets, 1, server, ".", "", pr.String())
 		}
-		if c.inSize.total() == 0 {
-			continue
-		}
-		ch <- c.inSize.metric(descInSize, sizeBuckets, 1, server, ".", "", pr.String())
-		ch <- c.outSize.metric(descOutSize, sizeBuckets, 1, server, ".", "", pr.String())
 	}
-	for server, c := range servers { // UDP and TCP are one server
+	for server, c := range servers {
+		m.collectResponses(ch, c, server)
 		if c.times.total() > 0 {
 			ch <- c.times.metric(descDuration, timeBuckets, 1e-9, server, ".", "")
 			ch <- count(descDO, c.do, server, ".", "")
@@ -76,6 +62,30 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	}
 	ch <- prometheus.MustNewConstMetric(descReady, prometheus.GaugeValue, ready)
 	ch <- prometheus.MustNewConstMetric(descRecords, prometheus.GaugeValue, float64(s.zones.Names()))
+}
+
+func (m *metrics) collectRequests(ch chan<- prometheus.Metric, c *counters, server, proto string) {
+	for z := range c.requests {
+		for t := range c.requests[z] {
+			for f, v := range c.requests[z][t] {
+				if v > 0 {
+					ch <- count(descRequests, v, server, m.zone(z), "", proto, [...]string{"1", "2"}[f], typeName(t))
+				}
+			}
+		}
+	}
+}
+
+func (m *metrics) collectResponses(ch chan<- prometheus.Metric, c *counters, server string) {
+	for z := range c.responses {
+		for src := range c.responses[z] {
+			for r, v := range c.responses[z][src] {
+				if v > 0 {
+					ch <- count(descResponses, v, server, m.zone(z), "", rcodeName(r), source(src).String())
+				}
+			}
+		}
+	}
 }
 
 func count(d *prometheus.Desc, v uint64, labels ...string) prometheus.Metric {

@@ -10,7 +10,7 @@ import (
 	"portal/internal/dns/wire"
 )
 
-// proto is how a question came.
+// proto is the protocol of a query.
 type proto uint8
 
 const (
@@ -27,7 +27,7 @@ func (p proto) String() string { return [...]string{"udp", "tcp", "tcp", "https"
 
 func (p proto) scheme() string { return [...]string{"dns", "dns", "tls", "https"}[p] }
 
-// source is who gave an answer, by the names of CoreDNS' plugins.
+// source is what an answer comes from, by the names of CoreDNS' plugins.
 type source uint8
 
 const (
@@ -35,15 +35,16 @@ const (
 	sourceZone
 	sourceCache
 	sourceForward
+	sourceHosts
 	sources
 )
 
-func (s source) String() string { return [...]string{"", "kubernetes", "cache", "forward"}[s] }
+func (s source) String() string { return [...]string{"", "kubernetes", "cache", "forward", "hosts"}[s] }
 
-// maxZones is how many zones are counted apart; the last place is for everything else.
+// maxZones is how many zones are counted separately; the last place is for all others.
 const maxZones = 6
 
-// types are those with a counter of their own; the rest shares one, as in CoreDNS.
+// types have a counter each; the others share one, as in CoreDNS.
 var types = [...]struct {
 	code uint16
 	name string
@@ -65,7 +66,9 @@ var typeIndex = func() (t [256]uint8) {
 	return t
 }()
 
-var rcodes = [...]string{"NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED"}
+var rcodes = [...]string{"NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "BADVERS"}
+
+const rcodeBadVers = len(rcodes) - 1
 
 // timeBuckets are CoreDNS' for request_duration_seconds.
 var timeBuckets = prometheus.ExponentialBuckets(0.00025, 2, 16)
@@ -73,7 +76,7 @@ var timeBuckets = prometheus.ExponentialBuckets(0.00025, 2, 16)
 // sizeBuckets are CoreDNS' for message sizes.
 var sizeBuckets = []float64{0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16e3, 32e3, 48e3, 64e3}
 
-// counters belong to one worker, which holds the lock while it answers a batch: so that counting is an addition.
+// counters belong to one worker, which holds the lock while it answers a batch, so that counting is an addition.
 type counters struct {
 	mu        sync.Mutex
 	requests  [maxZones][typeOther + 1][2]uint64
@@ -109,7 +112,10 @@ func (c *counters) response(q *wire.Query, out []byte, zone int, from netip.Addr
 		family = 1
 	}
 	rcode := len(rcodes)
-	if len(out) > 3 && int(out[3]&15) < len(rcodes) {
+	switch {
+	case q.EDNS && q.Version != 0: // its code is an extended one
+		rcode = rcodeBadVers
+	case len(out) > 3 && int(out[3]&15) < rcodeBadVers:
 		rcode = int(out[3] & 15)
 	}
 	c.requests[zone][typ][family]++
@@ -130,7 +136,7 @@ func bucket(size int) int {
 	return len(sizeBuckets)
 }
 
-// spent notes that n questions were answered within a time.
+// spent records that n queries were answered within a time.
 func (c *counters) spent(n int, d time.Duration) {
 	i, limit := 0, 250*time.Microsecond
 	for i < len(timeBuckets) && d > limit {
@@ -140,20 +146,21 @@ func (c *counters) spent(n int, d time.Duration) {
 	c.times.observe(i, uint64(n), uint64(n)*uint64(d))
 }
 
-// metrics gathers all workers' counters when asked.
+// metrics adds up the workers' counters when they are collected.
 type metrics struct {
 	server string
 	zones  []string
 
 	mu    sync.Mutex
 	live  map[*counters]proto
-	ended [protos]*counters // sums of connections that are over
+	ended [protos]*counters // sums of closed connections
 
-	refusedConns prometheus.Counter
-	refusedWait  prometheus.Counter
-	latency      *prometheus.HistogramVec
-	apiUp        *prometheus.GaugeVec
-	apiSince     *prometheus.GaugeVec
+	refusedConns     prometheus.Counter
+	refusedRecursion prometheus.Counter
+	evicted          prometheus.Counter
+	latency          *prometheus.HistogramVec
+	apiUp            *prometheus.GaugeVec
+	apiSince         *prometheus.GaugeVec
 }
 
 func newMetrics(server string, zones []string) *metrics {
@@ -164,14 +171,15 @@ func newMetrics(server string, zones []string) *metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
-	m.refusedConns = counter("portal_dns_connections_refused_total", "Connections closed because there were too many.")
-	m.refusedWait = counter("coredns_forward_max_concurrent_rejects_total", "Questions refused because too many waited for upstreams.")
+	m.refusedConns = counter("portal_dns_connections_refused_total", "Number of connections closed because there were too many.")
+	m.refusedRecursion = counter("portal_dns_recursion_refused_total", "Number of queries for names outside the cluster that were refused because --allow-recursion does not include the client.")
+	m.evicted = counter("coredns_forward_max_concurrent_rejects_total", "Number of queries that failed because too many waited for upstreams.")
 	m.latency = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "coredns_kubernetes_dns_programming_duration_seconds", Buckets: prometheus.ExponentialBuckets(0.001, 2, 20),
-		Help: "Time from a change of endpoints to its being answered.",
+		Help: "Time from a change of endpoints until it is answered, in seconds.",
 	}, []string{"service_kind"})
-	m.apiUp = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "portal_dns_api_connected", Help: "Whether the API is being watched, by resource; 0: the last known state is served."}, []string{"resource"})
-	m.apiSince = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "portal_dns_api_changed_timestamp_seconds", Help: "When portal_dns_api_connected last changed."}, []string{"resource"})
+	m.apiUp = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "portal_dns_api_connected", Help: "Whether a resource is being watched (1), or its last known state is served (0)."}, []string{"resource"})
+	m.apiSince = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "portal_dns_api_changed_timestamp_seconds", Help: "Unix time of the last change of portal_dns_api_connected."}, []string{"resource"})
 	return m
 }
 
@@ -183,7 +191,7 @@ func (m *metrics) counters(p proto) *counters {
 	return c
 }
 
-// merge adds the counters of a worker that is over to the sums.
+// merge adds the counters of a worker that has ended to the sums.
 func (m *metrics) merge(p proto, c *counters) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -191,7 +199,7 @@ func (m *metrics) merge(p proto, c *counters) {
 	m.ended[p].addAll(c)
 }
 
-// addAll adds another's counters, which the caller holds the lock of.
+// addAll adds other counters, whose lock the caller holds.
 func (c *counters) addAll(o *counters) {
 	for z := range c.requests {
 		for t := range c.requests[z] {
@@ -217,7 +225,7 @@ func (c *counters) addAll(o *counters) {
 	}
 }
 
-// sums returns the counters of everything so far, by protocol.
+// sums returns the counters so far, by protocol.
 func (m *metrics) sums() [protos]*counters {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -8,24 +8,37 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"portal/internal/dns/forward"
+	"portal/internal/dns/hosts"
 	"portal/internal/dns/zone"
 	"portal/internal/intent"
 )
 
 // upstream serves a few names of the world, and returns a forwarder to it.
 func upstream(t testing.TB) *forward.Forwarder {
+	t.Helper()
+	o := forward.Defaults()
+	o.Upstreams = []forward.Upstream{{Addr: netip.MustParseAddrPort(upstreamAddr(t))}}
+	return forward.New(o)
+}
+
+// upstreamAddr serves the same, and returns its address.
+func upstreamAddr(t testing.TB) string {
 	t.Helper()
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -38,7 +51,7 @@ func upstream(t testing.TB) *forward.Forwarder {
 		m.SetReply(r)
 		q := r.Question[0]
 		switch ip, ok := known[dns.CanonicalName(q.Name)]; {
-		case q.Name == "9.9.9.9.in-addr.arpa." && q.Qtype == dns.TypePTR:
+		case dns.CanonicalName(q.Name) == "9.9.9.9.in-addr.arpa." && q.Qtype == dns.TypePTR:
 			m.Answer = []dns.RR{&dns.PTR{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypePTR, Class: dns.ClassINET, Ttl: 60}, Ptr: "nine.example."}}
 		case !ok:
 			m.Rcode = dns.RcodeNameError
@@ -51,9 +64,7 @@ func upstream(t testing.TB) *forward.Forwarder {
 	go func() { d.ActivateAndServe(); close(done) }()
 	<-started
 	t.Cleanup(func() { d.Shutdown(); <-done })
-	o := forward.Defaults()
-	o.Upstreams = []forward.Upstream{{Addr: netip.MustParseAddrPort(c.LocalAddr().String())}}
-	return forward.New(o)
+	return c.LocalAddr().String()
 }
 
 func TestForwards(t *testing.T) {
@@ -82,6 +93,207 @@ func TestForwards(t *testing.T) {
 		if m := ask(t, addr, network, "no.shop.svc.cluster.local.", dns.TypeA); m.Rcode != dns.RcodeNameError || !m.Authoritative {
 			t.Errorf("%v", m)
 		}
+	}
+}
+
+// By default only private networks and the cluster's may ask for other names; the cluster's names are for everybody.
+func TestNoOpenResolver(t *testing.T) {
+	s, _ := started(t, small(), Options{Forward: upstream(t), Fallthrough: []string{"in-addr.arpa"}})
+	w, addr := s.newWorker(protoUDP), netip.MustParseAddr
+	ask := func(name string, typ uint16, from string) (int, verdict) {
+		m := new(dns.Msg)
+		m.SetQuestion(name, typ)
+		raw, _ := m.Pack()
+		out, v := w.handle(make([]byte, 0, outSize), raw, addr(from))
+		if v != reply {
+			return -1, v
+		}
+		return int(out[3] & 15), v
+	}
+	for _, from := range []string{"127.0.0.1", "10.1.2.3", "172.31.0.1", "192.168.1.1", "100.64.0.1", "169.254.20.10", "::1", "fd00::1", "fe80::1%lo"} {
+		if _, v := ask("www.example.com.", dns.TypeA, from); v != later {
+			t.Errorf("%s may not ask for other names", from)
+		}
+	}
+	outside := []string{"203.0.113.1", "8.8.8.8", "172.32.0.1", "2001:db8::1", "11.0.0.1"}
+	for _, from := range outside {
+		if rcode, _ := ask("www.example.com.", dns.TypeA, from); rcode != dns.RcodeRefused {
+			t.Errorf("%s asks for another name: %s", from, dns.RcodeToString[rcode])
+		}
+		if rcode, v := ask("web.shop.svc.cluster.local.", dns.TypeA, from); rcode != dns.RcodeSuccess || v != reply {
+			t.Errorf("%s asks for a name of the cluster: %s", from, dns.RcodeToString[rcode])
+		}
+		for name, typ := range map[string]uint16{"9.9.9.9.in-addr.arpa.": dns.TypePTR, "out.shop.svc.cluster.local.": dns.TypeA} {
+			if _, v := ask(name, typ, from); v != reply {
+				t.Errorf("%s makes the server ask others through %s", from, name)
+			}
+		}
+	}
+	select {
+	case <-s.RecursionRefused():
+	default:
+		t.Error("nobody was told")
+	}
+	s.AllowClusterNetworks([]netip.Prefix{netip.MustParsePrefix("2001:db8::/48"), netip.MustParsePrefix("203.0.113.1/32")})
+	for from, want := range map[string]verdict{"2001:db8:0:7::1": later, "203.0.113.1": later, "203.0.113.2": reply, "2001:db8:1::": reply} {
+		if _, v := ask("www.example.com.", dns.TypeA, from); v != want {
+			t.Errorf("%s, with the cluster's networks known: %v, want %v", from, v, want)
+		}
+	}
+}
+
+func TestNetworks(t *testing.T) {
+	var list []netip.Prefix
+	for _, s := range []string{"10.0.0.0/8", "10.1.0.0/16", "10.0.0.0/16", "192.0.2.7/32", "192.0.2.9/32", "fd00::/8", "fd00:1::/32", "::/0"} {
+		list = append(list, netip.MustParsePrefix(s))
+	}
+	n := newNetworks(list)
+	if len(n) != 4 {
+		t.Errorf("%v: prefixes within others are left in", n)
+	}
+	for a, want := range map[string]bool{"10.255.255.255": true, "9.255.255.255": false, "11.0.0.0": false, "192.0.2.7": true, "192.0.2.8": false, "192.0.2.9": true, "::1": true, "255.255.255.255": false} {
+		if n.contains(netip.MustParseAddr(a)) != want {
+			t.Errorf("%s: want %v", a, want)
+		}
+	}
+	if newNetworks(nil).contains(netip.MustParseAddr("127.0.0.1")) {
+		t.Error("nothing contains an address")
+	}
+}
+
+// A stub zone's upstream is for that zone only, and the longest zone has a name.
+func TestStubZones(t *testing.T) {
+	one := func(ip string) *forward.Forwarder {
+		c, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		started, done := make(chan struct{}), make(chan struct{})
+		d := &dns.Server{PacketConn: c, NotifyStartedFunc: func() { close(started) }, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
+			m := new(dns.Msg)
+			m.SetReply(r)
+			m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: r.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.ParseIP(ip)}}
+			w.WriteMsg(m)
+		})}
+		go func() { d.ActivateAndServe(); close(done) }()
+		<-started
+		t.Cleanup(func() { d.Shutdown(); <-done })
+		o := forward.Defaults()
+		o.Upstreams = []forward.Upstream{{Addr: netip.MustParseAddrPort(c.LocalAddr().String())}}
+		return forward.New(o)
+	}
+	lan := one("192.0.2.10")
+	nodes, err := hosts.New(hosts.Options{Inline: []string{"10.0.0.7 node-a node-a.lan.example.com www.example.com"}, Zones: []string{"."}, TTL: 60})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, addr := started(t, small(), Options{Forward: one("192.0.2.1"), Hosts: []*hosts.Hosts{nodes}, Stubs: map[string]*forward.Forwarder{
+		"lan.example.com": lan, "other.example": lan, "deep.lan.example.com": one("192.0.2.11"), "shut.example.com": nil,
+		"legacy.svc.cluster.local": lan, "local": lan,
+	}})
+	for _, network := range []string{"udp", "tcp"} {
+		for range 2 {
+			for name, want := range map[string]string{
+				"lan.example.com.": "192.0.2.10", "a.lan.example.com.": "192.0.2.10", "A.LAN.example.com.": "192.0.2.10", "x.other.example.": "192.0.2.10",
+				"a.deep.lan.example.com.": "192.0.2.11", "xlan.example.com.": "192.0.2.1", "example.com.": "192.0.2.1", "www.example.": "192.0.2.1",
+				"db.legacy.svc.cluster.local.": "192.0.2.10", "printer.local.": "192.0.2.10", "node-a.": "10.0.0.7", "node-a.lan.example.com.": "192.0.2.10", "web.shop.svc.cluster.local.": "10.96.0.10",
+			} {
+				m := ask(t, addr, network, name, dns.TypeA)
+				if len(m.Answer) != 1 || m.Answer[0].(*dns.A).A.String() != want {
+					t.Errorf("%s over %s: %v, want %s", name, network, m.Answer, want)
+				}
+			}
+		}
+		// An ExternalName leads to a name that the hosts table has.
+		if m := ask(t, addr, network, "out.shop.svc.cluster.local.", dns.TypeA); len(m.Answer) != 2 || m.Answer[1].(*dns.A).A.String() != "10.0.0.7" {
+			t.Errorf("%v", m)
+		}
+		if m := ask(t, addr, network, "a.shut.example.com.", dns.TypeA); m.Rcode != dns.RcodeRefused {
+			t.Errorf("%v", m)
+		}
+		if m := ask(t, addr, network, "no.shop.svc.cluster.local.", dns.TypeA); m.Rcode != dns.RcodeNameError {
+			t.Errorf("%v", m)
+		}
+	}
+}
+
+// Names that nobody answers, however many are asked for, keep no other name from being resolved.
+func TestUnansweredQueriesDenyNothingElse(t *testing.T) {
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun, done := make(chan struct{}), make(chan struct{})
+	d := &dns.Server{PacketConn: c, NotifyStartedFunc: func() { close(begun) }, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
+		if name := dns.CanonicalName(r.Question[0].Name); dns.IsSubDomain("example.com.", name) {
+			m := new(dns.Msg)
+			m.SetReply(r)
+			m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: r.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.IPv4(192, 0, 2, 1)}}
+			w.WriteMsg(m)
+		}
+	})}
+	go func() { d.ActivateAndServe(); close(done) }()
+	<-begun
+	t.Cleanup(func() { d.Shutdown(); <-done })
+	o := forward.Defaults()
+	o.Upstreams = []forward.Upstream{{Addr: netip.MustParseAddrPort(c.LocalAddr().String())}}
+	s, addr := started(t, small(), Options{Forward: forward.New(o), MaxWaiting: 200})
+	flood, err := net.Dial("udp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer flood.Close()
+	waiting := func() int { s.waiting.mu.Lock(); defer s.waiting.mu.Unlock(); return s.waiting.total }
+	for i := range 600 {
+		m := new(dns.Msg)
+		m.SetQuestion(fmt.Sprintf("n%d.dead.example.", i), dns.TypeA)
+		b, _ := m.Pack()
+		flood.Write(b)
+		if i%50 == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for end := time.Now().Add(5 * time.Second); waiting() < 200; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d queries wait, want 200", waiting())
+		}
+	}
+	for i := range 20 {
+		for _, name := range []string{fmt.Sprintf("www%d.example.com.", i), "web.shop.svc.cluster.local.", "out.shop.svc.cluster.local."} {
+			began := time.Now()
+			if m := ask(t, addr, "udp", name, dns.TypeA); m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 || time.Since(began) > 2*time.Second {
+				t.Fatalf("%s after %v: %v", name, time.Since(began), m)
+			}
+		}
+	}
+}
+
+func TestWaitlist(t *testing.T) {
+	w := newWaitlist(4)
+	var gone []string
+	enter := func(from, name string) *waiter {
+		self, _ := w.enter(netip.MustParseAddr(from), func() { gone = append(gone, name) })
+		return self
+	}
+	enter("10.0.0.1", "a1")
+	enter("10.0.0.1", "a2")
+	b1 := enter("fd00::1", "b1")
+	enter("fd00::2", "b2") // of the same client
+	enter("10.0.0.1", "a3")
+	enter("10.0.0.3", "c1")
+	if got := strings.Join(gone, " "); got != "a1 b1" && got != "a1 a2" {
+		t.Errorf("evicted: %s", got)
+	}
+	w.leave(b1)
+	w.leave(b1) // or evicted before
+	if n := w.total; n < 3 || n > 4 {
+		t.Errorf("%d wait", n)
+	}
+	for range 100 {
+		enter("10.0.0.9", "flood")
+	}
+	if w.total != 4 || len(w.clients) < 2 {
+		t.Errorf("a flood displaced the others: %d waiting, %d clients", w.total, len(w.clients))
 	}
 }
 
@@ -182,7 +394,8 @@ func TestBigAnswersOverUDP(t *testing.T) {
 	}
 	c.SetService(&intent.Service{Key: namespaced("shop", "big"), Headless: true})
 	c.SetSlice(&intent.Slice{Key: namespaced("shop", "big-1"), Service: "big", Family: intent.IPv4, Endpoints: ends})
-	_, addr := started(t, c, Options{Sockets: 1, Forward: bigUpstream(t)})
+	_, careful := started(t, c, Options{})
+	_, addr := started(t, c, Options{Sockets: 1, Forward: bigUpstream(t), MaxUDPSize: 65507})
 	client := dns.Client{Timeout: 3 * time.Second, UDPSize: 65000}
 	for range 3 {
 		for name, want := range map[string]int{"big.shop.svc.cluster.local.": 300, "many.example.com.": -1, "web.shop.svc.cluster.local.": 1} {
@@ -197,6 +410,16 @@ func TestBigAnswersOverUDP(t *testing.T) {
 				t.Errorf("%s: %d answers", name, len(r.Answer))
 			}
 		}
+	}
+	m := new(dns.Msg)
+	m.SetQuestion("big.shop.svc.cluster.local.", dns.TypeA)
+	m.SetEdns0(65000, false)
+	r, _, err := client.Exchange(m, careful)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Compress = true; !r.Truncated || len(r.Answer) == 0 || r.Len() > 1232 {
+		t.Errorf("by default: %d bytes", r.Len())
 	}
 }
 
@@ -224,6 +447,129 @@ func bigUpstream(t *testing.T) *forward.Forwarder {
 	o := forward.Defaults()
 	o.Upstreams = []forward.Upstream{{Addr: netip.MustParseAddrPort(l.Addr().String()), Transport: forward.TCP}}
 	return forward.New(o)
+}
+
+// The metrics must be gathered without an error after any use: every protocol, family and response code, several zones and
+// upstreams, some of them alike.
+func TestMetricsAfterUse(t *testing.T) {
+	config, pool := selfSigned(t)
+	shared := forward.NewMetrics()
+	to := func(zone string, addrs ...string) *forward.Forwarder {
+		o := forward.Defaults()
+		o.Zone, o.Metrics = zone, shared
+		for _, a := range addrs {
+			o.Upstreams = append(o.Upstreams, forward.Upstream{Addr: netip.MustParseAddrPort(a)})
+		}
+		return forward.New(o)
+	}
+	world := upstreamAddr(t)
+	s, _ := started(t, small(), Options{
+		Listen: []netip.AddrPort{loopback, netip.MustParseAddrPort("[::1]:0")}, TLS: config, ListenTLS: []netip.AddrPort{loopback}, ListenHTTPS: []netip.AddrPort{loopback},
+		Zone:    zone.Options{Zones: []string{"cluster.local", "other.local"}},
+		Forward: to(".", world, world), Stubs: map[string]*forward.Forwarder{"lan.example": to("lan.example", world), "shut.example": nil, "down.example": to("down.example", "127.0.0.1:1")},
+		AllowTransfer: []netip.Prefix{netip.MustParsePrefix("::/0")}, RateLimit: 1000,
+	})
+	registry := prometheus.NewRegistry()
+	if err := s.Register(registry); err != nil {
+		t.Fatal(err)
+	}
+	endpoint := httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	defer endpoint.Close()
+	scrape := func(when string) string {
+		t.Helper()
+		r, err := http.Get(endpoint.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		body, _ := io.ReadAll(r.Body)
+		if r.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s\n%s", when, r.Status, body)
+		}
+		return string(body)
+	}
+	scrape("before use")
+	overTLS := func(m *dns.Msg, addr string) (*dns.Msg, error) {
+		c := dns.Client{Net: "tcp-tls", TLSConfig: &tls.Config{RootCAs: pool}, Timeout: 10 * time.Second}
+		r, _, err := c.Exchange(m, addr)
+		return r, err
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}
+	defer transport.CloseIdleConnections()
+	overHTTPS := func(m *dns.Msg, addr string) (*dns.Msg, error) {
+		raw, _ := m.Pack()
+		r, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Post("https://"+addr+"/dns-query", "application/dns-message", bytes.NewReader(raw))
+		if err != nil {
+			return nil, err
+		}
+		defer r.Body.Close()
+		body, _ := io.ReadAll(r.Body)
+		got := new(dns.Msg)
+		return got, got.Unpack(body)
+	}
+	plain := func(network string) func(*dns.Msg, string) (*dns.Msg, error) {
+		return func(m *dns.Msg, addr string) (*dns.Msg, error) {
+			c := dns.Client{Net: network, Timeout: 10 * time.Second}
+			r, _, err := c.Exchange(m, addr)
+			return r, err
+		}
+	}
+	ways := []struct {
+		addr string
+		ask  func(*dns.Msg, string) (*dns.Msg, error)
+	}{
+		{s.Addrs()[0].String(), plain("udp")}, {s.Addrs()[0].String(), plain("tcp")}, {s.Addrs()[1].String(), plain("udp")}, {s.Addrs()[1].String(), plain("tcp")},
+		{s.streams[2].l.Addr().String(), overTLS}, {s.https[0].l.Addr().String(), overHTTPS},
+	}
+	seen := map[int]bool{}
+	for _, way := range ways {
+		for _, m := range everyKind() {
+			r, err := way.ask(m, way.addr)
+			if err != nil {
+				t.Fatalf("%v: %v", m, err)
+			}
+			seen[r.Rcode] = true
+		}
+	}
+	for _, rcode := range []int{dns.RcodeSuccess, dns.RcodeFormatError, dns.RcodeServerFailure, dns.RcodeNameError, dns.RcodeNotImplemented, dns.RcodeRefused, dns.RcodeBadVers} {
+		if !seen[rcode] {
+			t.Errorf("no query was answered with %s", dns.RcodeToString[rcode])
+		}
+	}
+	text := scrape("after use")
+	for _, want := range []string{`proto="udp"`, `proto="tcp"`, `proto="https"`, `family="1"`, `family="2"`, `zone="other.local."`, `rcode="BADVERS"`, `zones="lan.example."`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the metrics lack %s", want)
+		}
+	}
+}
+
+// everyKind are queries that get each response code, from each source.
+func everyKind() (out []*dns.Msg) {
+	for _, name := range []string{
+		"web.shop.svc.cluster.local.", "no.shop.svc.cluster.local.", "web.shop.svc.other.local.", "out.shop.svc.cluster.local.", "10.0.96.10.in-addr.arpa.",
+		"www.example.com.", "www.example.com.", "no.example.com.", "a.lan.example.", "a.shut.example.", "a.down.example.", "a.down.example.",
+	} {
+		for _, typ := range []uint16{dns.TypeA, dns.TypeSRV, dns.TypePTR, dns.TypeNAPTR, dns.TypeAXFR, 65280} {
+			if typ == dns.TypeAXFR && name == "cluster.local." {
+				continue
+			}
+			m := new(dns.Msg)
+			m.SetQuestion(name, typ)
+			m.SetEdns0(1232, true)
+			out = append(out, m)
+		}
+	}
+	notify, version, twice, chaos := new(dns.Msg), new(dns.Msg), new(dns.Msg), new(dns.Msg)
+	notify.SetNotify("cluster.local.")
+	version.SetQuestion("web.shop.svc.cluster.local.", dns.TypeA)
+	version.SetEdns0(1232, false)
+	version.IsEdns0().SetVersion(1)
+	twice.SetQuestion("web.shop.svc.cluster.local.", dns.TypeA)
+	twice.Extra = append(twice.Extra, version.Extra[0], version.Extra[0])
+	chaos.SetQuestion("version.bind.", dns.TypeTXT)
+	chaos.Question[0].Qclass = dns.ClassCHAOS
+	return append(out, notify, version, twice, chaos)
 }
 
 func TestMetricsUnderCoreDNSNames(t *testing.T) {

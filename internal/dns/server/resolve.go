@@ -9,36 +9,29 @@ import (
 
 	"github.com/miekg/dns"
 
+	"portal/internal/dns/forward"
 	"portal/internal/dns/wire"
 	"portal/internal/dns/zone"
 )
 
-// resolveTimeout is after what time a client has given up.
+// resolveTimeout is when clients have given up.
 const resolveTimeout = 6 * time.Second
 
-// resolve answers a question for which others must be asked, in a goroutine of its own. The message is copied.
+// resolve answers, in a goroutine of its own, a query that upstreams are needed for. The message is copied.
 func (s *Server) resolve(msg []byte, from netip.Addr, p proto, send func([]byte)) {
-	select {
-	case s.waiting <- struct{}{}:
-	default:
-		s.metrics.refusedWait.Inc()
-		var q wire.Query
-		if q.Parse(msg) == wire.OK {
-			send(q.Error(make([]byte, 0, 512), wire.ServFail, false, true))
-		} else {
-			send(nil)
-		}
-		return
-	}
 	msg = append([]byte(nil), msg...)
 	began := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
+	self, evicted := s.waiting.enter(from, cancel)
+	if evicted {
+		s.metrics.evicted.Inc()
+	}
 	s.resolving.Go(func() {
-		defer func() { <-s.waiting }()
+		defer cancel()
+		defer s.waiting.leave(self)
 		w := s.takeWorker(p)
 		defer s.giveWorker(w)
 		w.now = began
-		ctx, cancel := context.WithTimeout(context.Background(), resolveTimeout)
-		defer cancel()
 		out, z, src := w.resolve(ctx, msg, from)
 		w.count.mu.Lock()
 		out, v := w.done(out, z, from, src)
@@ -51,8 +44,8 @@ func (s *Server) resolve(msg []byte, from netip.Addr, p proto, send func([]byte)
 	})
 }
 
-// takeWorker returns a worker for one question. Those of UDP, which have sent their answer when they are done, are used
-// again: their counters and buffers would be most of the garbage that a forwarded question makes.
+// takeWorker returns a worker for one query. Those of UDP are reused: their counters and buffers would be most of the
+// garbage that a forwarded query makes.
 func (s *Server) takeWorker(p proto) *worker {
 	if p == protoUDP {
 		select {
@@ -85,8 +78,11 @@ func (w *worker) resolve(ctx context.Context, msg []byte, from netip.Addr) ([]by
 	if w.proto.stream() || int(q.UDPSize) > cap(buf) {
 		buf = make([]byte, 0, bigSize)
 	}
-	w.r.Cut, w.r.Chain = false, nil
+	w.r.Cut, w.r.Chain, w.r.Zone = false, nil, -1
 	w.r.Limit = w.limit(buf)
+	if s.stubbed(q) {
+		return w.forwarded(ctx, buf, s.forwarder(q), nil)
+	}
 	own, outcome := s.zones.Answer(buf, &w.r)
 	switch outcome {
 	case zone.Chase:
@@ -98,21 +94,30 @@ func (w *worker) resolve(ctx context.Context, msg []byte, from netip.Addr) ([]by
 			}
 			return own, w.r.Zone, sourceZone
 		}
-	case zone.Answered: // it came into being meanwhile
+	case zone.Answered: // the name has been created meanwhile
 		return own, w.r.Zone, sourceZone
 	}
-	if s.forward == nil {
+	return w.forwarded(ctx, buf, s.forwarder(q), own)
+}
+
+// forwarded responds with what an upstream says; without one, with the zone's own answer.
+func (w *worker) forwarded(ctx context.Context, buf []byte, f *forward.Forwarder, own []byte) ([]byte, int, source) {
+	q := &w.q
+	if f == nil {
+		if len(own) == 0 {
+			own = q.Error(buf, wire.Refused, false, false)
+		}
 		return own, w.r.Zone, sourceZone
 	}
-	out, err := s.forward.Resolve(ctx, buf, q, w.r.Limit)
+	out, err := f.Resolve(ctx, buf, q, w.r.Limit)
 	if err != nil {
-		s.opts.Log.Debug("no upstream answered", "name", wire.UnpackName(q.Name()), "err", err)
+		w.s.opts.Log.Debug("forwarding failed", "name", wire.UnpackName(q.Name()), "err", err)
 		return q.Error(buf, wire.ServFail, false, true), -1, sourceForward
 	}
 	return out, -1, sourceForward
 }
 
-// chase follows an ExternalName Service to what it stands for.
+// chase resolves the target of an ExternalName Service.
 func (w *worker) chase(ctx context.Context, buf []byte) []byte {
 	chain := w.r.Chain
 	var found [][]byte
@@ -131,7 +136,7 @@ func (w *worker) chase(ctx context.Context, buf []byte) []byte {
 	return w.s.zones.Finish(buf, &w.r, chain, found)
 }
 
-// lookup asks for a name, of ours or not, as a client would; nil if there is no answer at all.
+// lookup resolves a name, of the cluster or not, as for a client; nil if that fails.
 func (s *Server) lookup(ctx context.Context, name string, typ uint16) *dns.Msg {
 	msg := make([]byte, wire.HeaderLen, wire.HeaderLen+len(name)+4)
 	msg[2], msg[5] = 1, 1
@@ -142,16 +147,23 @@ func (s *Server) lookup(ctx context.Context, name string, typ uint16) *dns.Msg {
 	}
 	buf := make([]byte, 0, bigSize)
 	r := zone.Request{Query: &q, Limit: bigSize}
-	out, outcome := s.zones.Answer(buf, &r)
+	var out []byte
+	outcome := zone.Foreign
+	if found, ok := s.fromHosts(buf, &q, bigSize); ok {
+		out, outcome = found, zone.Answered
+	} else if !s.stubbed(&q) {
+		out, outcome = s.zones.Answer(buf, &r)
+	}
 	switch outcome {
 	case zone.Foreign:
-		if s.forward == nil {
+		f := s.forwarder(&q)
+		if f == nil {
 			return nil
 		}
 		var err error
-		if cached, hit := s.forward.Cached(buf, &q, bigSize, time.Now()); hit != 0 {
+		if cached, hit := f.Cached(buf, &q, bigSize, time.Now()); hit != forward.Miss {
 			out = cached
-		} else if out, err = s.forward.Resolve(ctx, buf, &q, bigSize); err != nil {
+		} else if out, err = f.Resolve(ctx, buf, &q, bigSize); err != nil {
 			return nil
 		}
 	case zone.Chase:
@@ -167,14 +179,14 @@ func (s *Server) lookup(ctx context.Context, name string, typ uint16) *dns.Msg {
 	return m
 }
 
-// searches says whether a question is the first of a Pod's search path: a name below <its namespace>.svc.<zone>. Who asks
-// from an address that is not exactly one Pod's gets no short cut, so that nobody is answered for another's namespace.
+// searches reports whether a query is the first of a Pod's search path: a name below <its namespace>.svc.<zone>. It
+// is not if the client's address is not that of exactly one Pod, so that nobody gets an answer for another namespace.
 func (s *Server) searches(q *wire.Query, from netip.Addr) bool {
 	_, _, ok := s.searchBase(q, from)
 	return ok && (q.QType == wire.TypeA || q.QType == wire.TypeAAAA)
 }
 
-// searchBase splits a question into the name that the client meant, and the cluster's zone.
+// searchBase splits a query's name into what the client looked up, and the cluster's zone.
 func (s *Server) searchBase(q *wire.Query, from netip.Addr) (name, origin string, ok bool) {
 	origin, reverse, ok := s.zones.Origin(q)
 	if !ok || reverse {
@@ -197,8 +209,7 @@ func (s *Server) searchBase(q *wire.Query, from netip.Addr) (name, origin string
 	return "", "", false
 }
 
-// autopath tries the rest of the search path on the client's behalf, and answers with an alias to the first that is
-// there; nil if none is.
+// autopath tries the rest of the search path, and answers with a CNAME to the first name that exists; nil if none does.
 func (w *worker) autopath(ctx context.Context, buf []byte, from netip.Addr) []byte {
 	name, origin, ok := w.s.searchBase(&w.q, from)
 	if !ok {
@@ -218,7 +229,7 @@ func (w *worker) autopath(ctx context.Context, buf []byte, from netip.Addr) []by
 	return nil
 }
 
-// alias answers a question with a CNAME, and what was found for it.
+// alias answers a query with a CNAME and the records of its target.
 func (w *worker) alias(buf []byte, target string, m *dns.Msg) []byte {
 	q := &w.q
 	out := q.Begin(buf)

@@ -1,5 +1,5 @@
-// Package server is the DNS server: sockets, protocols, limits and counters around zone, which knows the answers, and
-// forward, which asks others for them.
+// Package server is the DNS server: sockets, protocols, limits and counters around package zone, which answers for the
+// cluster, and package forward, which resolves other names.
 package server
 
 import (
@@ -21,42 +21,54 @@ import (
 	"golang.org/x/sys/unix"
 
 	"portal/internal/dns/forward"
+	"portal/internal/dns/hosts"
 	"portal/internal/dns/wire"
 	"portal/internal/dns/zone"
 	"portal/internal/intent"
 )
 
-// Options say how to serve.
+// Options configure a Server.
 type Options struct {
 	Listen []netip.AddrPort // UDP and TCP
-	// Device is the only network interface through which questions to Listen may come; empty: any.
+	// Device is the only network interface that Listen accepts queries from; empty: any.
 	Device string
-	// TLS is for DNS over TLS and over HTTPS, on the addresses beside it.
+	// TLS is for DNS over TLS and over HTTPS, on the addresses below.
 	TLS         *tls.Config
 	ListenTLS   []netip.AddrPort
 	ListenHTTPS []netip.AddrPort
 
 	Zone zone.Options
-	// Fallthrough are zones whose missing names are asked for upstream.
+	// Fallthrough are zones whose missing names are forwarded.
 	Fallthrough []string
-	// Forward answers for other names; nil: they are refused.
+	// Forward resolves other names; nil: they are refused.
 	Forward *forward.Forwarder
-	// Autopath answers a Pod's search path at once. It needs verified pods.
+	// Stubs are zones that are forwarded elsewhere, or refused if nil. A name belongs to the longest zone that contains it,
+	// the cluster's zones included; of two alike the cluster's.
+	Stubs map[string]*forward.Forwarder
+	// Hosts answer first, for names in their zones that are in no longer stub zone.
+	Hosts []*hosts.Hosts
+	// Autopath resolves a Pod's search path on the server. It needs verified pods.
 	Autopath bool
 	// Search are further domains of the path, after the cluster's.
 	Search []string
 
-	AllowRecursion []netip.Prefix // none: everybody
+	// AllowRecursion are the networks for whose clients other names are resolved; nil: PrivateNetworks, and what
+	// AllowClusterNetworks adds.
+	AllowRecursion []netip.Prefix
 	AllowTransfer  []netip.Prefix // none: nobody
-	RateLimit      int            // like responses a second to a network; 0: no limit
-	MaxUDPSize     int
+	RateLimit      int            // identical responses a second to a network; 0: no limit
+	MaxUDPSize     int            // of responses; 0: DefaultUDPSize
 	MaxTCPConns    int
-	// MaxWaiting bounds how many questions may wait for upstreams.
+	// MaxWaiting bounds how many queries wait for upstreams.
 	MaxWaiting int
-	Sockets    int // UDP sockets on each address; 0: one a processor
+	Sockets    int // UDP sockets on each address; 0: one for each processor
 	QueryLog   io.Writer
 	Log        *slog.Logger
 }
+
+// DefaultUDPSize is the longest response over UDP: it passes nearly every network unfragmented, and leaves little to gain for
+// those who forge the source address of queries.
+const DefaultUDPSize = wire.Advertised
 
 // Server serves DNS.
 type Server struct {
@@ -67,9 +79,13 @@ type Server struct {
 	metrics   *metrics
 	limiter   *limiter
 	queries   *queryLog
-	beyond    []string
-	waiting   chan struct{}
-	spare     chan *worker // that asked others, and may again
+	beyond    []string // Fallthrough in wire form
+	stubs     []stub
+	recursive bool // there is a forwarder
+	access    recursionAccess
+	transfers networks
+	waiting   *waitlist
+	spare     chan *worker // to be used again
 	resolving sync.WaitGroup
 	search    []string
 
@@ -78,7 +94,7 @@ type Server struct {
 	https   []*httpsListener
 }
 
-// New opens the sockets, and serves nothing yet.
+// New opens the sockets. Run serves them.
 func New(cluster *intent.Cluster, o Options) (*Server, error) {
 	o.defaults()
 	zones, err := zone.New(cluster, o.Zone)
@@ -87,7 +103,8 @@ func New(cluster *intent.Cluster, o Options) (*Server, error) {
 	}
 	s := &Server{
 		opts: o, cluster: cluster, zones: zones, forward: o.Forward, limiter: newLimiter(o.RateLimit),
-		queries: newQueryLog(o.QueryLog), waiting: make(chan struct{}, o.MaxWaiting), spare: make(chan *worker, 64),
+		queries: newQueryLog(o.QueryLog), waiting: newWaitlist(o.MaxWaiting), spare: make(chan *worker, 64),
+		access: newRecursionAccess(o.AllowRecursion), transfers: newNetworks(o.AllowTransfer),
 	}
 	var names []string
 	for i, n := range zones.Origins() {
@@ -102,6 +119,10 @@ func New(cluster *intent.Cluster, o Options) (*Server, error) {
 	if s.search, err = packAll(o.Search); err != nil {
 		return nil, err
 	}
+	if s.stubs, err = newStubs(o.Stubs); err != nil {
+		return nil, err
+	}
+	s.recursive = len(s.forwarders()) > 0
 	label := ""
 	if len(o.Listen) > 0 {
 		label = o.Listen[0].String()
@@ -132,7 +153,7 @@ func (o *Options) defaults() {
 			*v = d
 		}
 	}
-	set(&o.MaxUDPSize, 65507)
+	set(&o.MaxUDPSize, DefaultUDPSize)
 	set(&o.MaxTCPConns, 2000)
 	set(&o.MaxWaiting, 2000)
 	set(&o.Sockets, runtime.GOMAXPROCS(0))
@@ -224,15 +245,19 @@ func (s *Server) Addrs() []netip.AddrPort {
 	return out
 }
 
-// Ready says whether the whole cluster has been seen once.
+// Ready reports whether everything has been listed once.
 func (s *Server) Ready() bool { return s.zones.Ready() }
 
 // Register registers the server's metrics.
 func (s *Server) Register(r prometheus.Registerer) error {
 	m := s.metrics
-	all := []prometheus.Collector{s, m.refusedConns, m.refusedWait, m.latency, m.apiUp, m.apiSince}
-	if s.forward != nil {
-		all = append(all, s.forward)
+	all := []prometheus.Collector{s, m.refusedConns, m.evicted, m.refusedRecursion, m.latency, m.apiUp, m.apiSince}
+	seen := map[*forward.Metrics]bool{}
+	for _, f := range s.forwarders() {
+		if !seen[f.Metrics()] {
+			seen[f.Metrics()] = true
+			all = append(all, f.Metrics())
+		}
 	}
 	var errs []error
 	for _, c := range all {
@@ -241,7 +266,7 @@ func (s *Server) Register(r prometheus.Registerer) error {
 	return errors.Join(errs...)
 }
 
-// APIStatus notes for the metrics whether a resource is being watched.
+// APIStatus records in the metrics whether a resource is being watched.
 func (s *Server) APIStatus(resource string, connected bool, since time.Time) {
 	v := 0.0
 	if connected {
@@ -251,7 +276,7 @@ func (s *Server) APIStatus(resource string, connected bool, since time.Time) {
 	s.metrics.apiSince.WithLabelValues(resource).Set(float64(since.UnixMilli()) / 1e3)
 }
 
-// Run serves until the context ends or a socket fails, and returns when all has ended.
+// Run serves until the context ends or a socket fails, and returns when everything it started has ended.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -273,8 +298,11 @@ func (s *Server) Run(ctx context.Context) error {
 	for _, h := range s.https {
 		start(h.serve)
 	}
-	if s.forward != nil {
-		start(func(ctx context.Context) error { s.forward.Run(ctx); return nil })
+	for _, h := range s.opts.Hosts {
+		start(func(ctx context.Context) error { h.Run(ctx); return nil })
+	}
+	for _, f := range s.forwarders() {
+		start(func(ctx context.Context) error { f.Run(ctx); return nil })
 	}
 	if s.queries != nil {
 		start(func(ctx context.Context) error {
@@ -307,7 +335,7 @@ func (s *Server) closeStreams() {
 	}
 }
 
-// follow keeps the records in line with intent.
+// follow updates the records when intent changes.
 func (s *Server) follow(ctx context.Context) error {
 	feed := s.cluster.Follow()
 	defer feed.Close()
@@ -321,7 +349,7 @@ func (s *Server) follow(ctx context.Context) error {
 	}
 }
 
-// observe notes how long changes of endpoints took to get here.
+// observe records how long changes of endpoints took to get here.
 func (s *Server) observe(d *intent.Changes, now time.Time) {
 	if !s.zones.Ready() {
 		return
@@ -351,29 +379,10 @@ func (s *Server) observe(d *intent.Changes, now time.Time) {
 	}
 }
 
-// elsewhere says whether a name that is not in its zone is to be looked for in another way.
+// elsewhere reports whether a name that is missing in its zone is resolved in another way.
 func (s *Server) elsewhere(q *wire.Query, from netip.Addr) bool {
 	if s.opts.Autopath && s.searches(q, from) {
 		return true
 	}
-	if s.forward == nil || len(s.beyond) == 0 || !s.mayRecurse(from) {
-		return false
-	}
-	name := q.Name()
-	for _, z := range s.beyond {
-		if len(name) >= len(z) && string(name[len(name)-len(z):]) == z {
-			return true
-		}
-	}
-	return false
-}
-
-func (s *Server) mayRecurse(from netip.Addr) bool {
-	return len(s.opts.AllowRecursion) == 0 || contains(s.opts.AllowRecursion, from)
-}
-
-func (s *Server) mayTransfer(from netip.Addr) bool { return contains(s.opts.AllowTransfer, from) }
-
-func contains(list []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
+	return slices.ContainsFunc(s.beyond, q.In) && s.forwarder(q) != nil && s.mayRecurse(from)
 }

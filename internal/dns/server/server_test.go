@@ -158,7 +158,8 @@ func TestConformance(t *testing.T) {
 		t.Skip("the recorded answers (../shared/conformance/dns beside the repository) are not here")
 	}
 	python := tool(t, "python3")
-	_, addr := started(t, conformanceCluster(t, dir), Options{})
+	// One of the recorded answers is longer than 1,232 bytes: CoreDNS sends what the client asks for.
+	_, addr := started(t, conformanceCluster(t, dir), Options{MaxUDPSize: 4096})
 	golden := filepath.Join(dir, "golden.json")
 	for name, file := range map[string]string{"as recorded": golden, "over TCP": overTCP(t, golden)} {
 		t.Run(name, func(t *testing.T) {

@@ -9,8 +9,7 @@ import (
 	"portal/internal/dns/zone"
 )
 
-// worker answers the questions of one socket or connection. It belongs to one goroutine; only its counters are read by
-// others.
+// worker answers the queries of one socket or connection. It belongs to one goroutine; others only read its counters.
 type worker struct {
 	s     *Server
 	proto proto
@@ -19,27 +18,27 @@ type worker struct {
 	q     wire.Query
 	r     zone.Request
 	now   time.Time
-	buf   []byte // of one that asks others
+	buf   []byte // of resolve
 }
 
-// verdict is what a worker made of a message.
+// verdict is what a worker does about a message.
 type verdict uint8
 
 const (
 	reply  verdict = iota
 	silent         // no answer
-	later          // somebody else must be asked first: see Server.resolve
+	later          // upstreams are needed: see Server.resolve
 	transfer
 )
 
 func (s *Server) newWorker(p proto) *worker {
 	w := &worker{s: s, proto: p, count: s.metrics.counters(p)}
 	w.r.Query = &w.q
-	w.r.Recursive = s.forward != nil
+	w.r.Recursive = s.recursive
 	return w
 }
 
-// handle answers a message into dst where it can be done at once: by a look-up and a copy, without allocating.
+// handle answers a message into dst if it can be done at once: by a lookup and a copy, without allocating.
 func (w *worker) handle(dst, msg []byte, from netip.Addr) ([]byte, verdict) {
 	s, q := w.s, &w.q
 	w.r.Cut = false
@@ -62,6 +61,12 @@ func (w *worker) handle(dst, msg []byte, from netip.Addr) ([]byte, verdict) {
 		}
 		return w.done(q.Error(dst, wire.Refused, false, false), -1, from, sourceServer)
 	}
+	if out, ok := s.fromHosts(dst, q, w.r.Limit); ok {
+		return w.done(out, -1, from, sourceHosts)
+	}
+	if s.stubbed(q) {
+		return w.outside(dst, from)
+	}
 	w.turn++
 	w.r.Rotate, w.r.Chain = w.turn, nil
 	out, outcome := s.zones.Answer(dst, &w.r)
@@ -74,7 +79,7 @@ func (w *worker) handle(dst, msg []byte, from netip.Addr) ([]byte, verdict) {
 	case zone.Answered:
 		return w.done(out, w.r.Zone, from, sourceZone)
 	case zone.Chase:
-		if s.forward == nil || !s.mayRecurse(from) {
+		if !s.recursive || !s.mayRecurse(from) {
 			return w.done(s.zones.Finish(dst, &w.r, w.r.Chain, nil), w.r.Zone, from, sourceZone)
 		}
 		return nil, later
@@ -82,19 +87,23 @@ func (w *worker) handle(dst, msg []byte, from netip.Addr) ([]byte, verdict) {
 	return w.outside(dst, from)
 }
 
-// outside answers a question about a name that is not ours, if the cache can.
+// outside answers a query for a name that is not the cluster's, if the cache can.
 func (w *worker) outside(dst []byte, from netip.Addr) ([]byte, verdict) {
-	if w.s.forward == nil || !w.s.mayRecurse(from) {
+	f := w.s.forwarder(&w.q)
+	if f == nil || !w.s.mayRecurse(from) {
+		if f != nil {
+			w.s.metrics.refusedRecursion.Inc()
+		}
 		return w.done(w.q.Error(dst, wire.Refused, false, false), -1, from, sourceServer)
 	}
-	out, hit := w.s.forward.Cached(dst, &w.q, w.r.Limit, w.now)
+	out, hit := f.Cached(dst, &w.q, w.r.Limit, w.now)
 	if hit == forward.Miss {
 		return nil, later
 	}
 	return w.done(out, -1, from, sourceCache)
 }
 
-// limit is the longest response that the client takes.
+// limit is the longest response that the client accepts.
 func (w *worker) limit(dst []byte) int {
 	if w.proto.stream() {
 		return min(cap(dst), 65535)
@@ -102,7 +111,7 @@ func (w *worker) limit(dst []byte) int {
 	return min(int(w.q.UDPSize), w.s.opts.MaxUDPSize, cap(dst))
 }
 
-// done counts a response, and holds it back where a client gets too many.
+// done counts a response, and applies the rate limit.
 func (w *worker) done(out []byte, z int, from netip.Addr, src source) ([]byte, verdict) {
 	w.count.response(&w.q, out, z, from, src)
 	if w.proto == protoUDP && w.s.limiter != nil {
@@ -110,7 +119,7 @@ func (w *worker) done(out []byte, z int, from netip.Addr, src source) ([]byte, v
 		case limitDrop:
 			w.count.limited++
 			return nil, silent
-		case limitTruncate: // a real client behind a forged address comes back by TCP
+		case limitTruncate: // if the address is forged, its owner can still use TCP
 			w.count.limited++
 			out = truncated(&w.q, out)
 			w.r.Cut = false
@@ -122,7 +131,7 @@ func (w *worker) done(out []byte, z int, from netip.Addr, src source) ([]byte, v
 	return out, reply
 }
 
-// truncated leaves of a response what says: ask again by TCP.
+// truncated reduces a response to what makes the client retry over TCP.
 func truncated(q *wire.Query, out []byte) []byte {
 	out = q.Begin(out)
 	q.Header(out, wire.NoError, false, false, true, 1, 0, 0, 0)

@@ -5,6 +5,7 @@ package wire
 import (
 	"encoding/binary"
 	"errors"
+	"net/netip"
 	"strings"
 )
 
@@ -97,6 +98,23 @@ func (q *Query) Label(i int) []byte {
 
 // LabelAt is the offset of the i-th label in the name.
 func (q *Query) LabelAt(i int) int { return int(q.at[i]) }
+
+// In reports whether the name is a zone's, given in wire form, or below it.
+func (q *Query) In(zone string) bool {
+	at := q.n - len(zone)
+	if at < 0 || string(q.name[at:q.n]) != zone {
+		return false
+	}
+	if at == q.n-1 { // the root
+		return true
+	}
+	for i := range q.labels {
+		if int(q.at[i]) == at {
+			return true
+		}
+	}
+	return false
+}
 
 // Opcode of the message.
 func (q *Query) Opcode() uint8 { return uint8(q.Flags >> 11 & 15) }
@@ -281,6 +299,49 @@ func SkipName(msg []byte, at int) int {
 		at += 1 + n
 	}
 	return -1
+}
+
+// ReverseAddr is the address that the name, of in-addr.arpa or ip6.arpa, stands for.
+func (q *Query) ReverseAddr() (netip.Addr, bool) {
+	switch n := q.Labels(); {
+	case n == 4+2 && q.In("\x07in-addr\x04arpa\x00"):
+		var v [4]byte
+		for i := range v {
+			n := 0
+			label := q.Label(i)
+			for _, c := range label {
+				if c < '0' || c > '9' {
+					return netip.Addr{}, false
+				}
+				n = 10*n + int(c-'0')
+			}
+			if len(label) > 3 || n > 255 || len(label) > 1 && label[0] == '0' {
+				return netip.Addr{}, false
+			}
+			v[3-i] = byte(n)
+		}
+		return netip.AddrFrom4(v), true
+	case n == 32+2 && q.In("\x03ip6\x04arpa\x00"):
+		var v [16]byte
+		for i := range 32 {
+			label := q.Label(i)
+			if len(label) != 1 {
+				return netip.Addr{}, false
+			}
+			c := label[0]
+			switch {
+			case c >= '0' && c <= '9':
+				c -= '0'
+			case c >= 'a' && c <= 'f':
+				c -= 'a' - 10
+			default:
+				return netip.Addr{}, false
+			}
+			v[15-i/2] |= c << (4 * (i % 2))
+		}
+		return netip.AddrFrom16(v), true
+	}
+	return netip.Addr{}, false
 }
 
 // Header writes a response's header for q into the first 12 bytes of msg.

@@ -65,8 +65,13 @@ func (z *Zones) Answer(dst []byte, r *Request) ([]byte, Outcome) {
 		return dst, Foreign
 	}
 	if g.reverse {
-		if a, ok := reverseAddr(r.Query); ok {
-			if out, outcome, found := z.pointer(dst, r, g, string(a.bytes[:a.n])); found {
+		if a, ok := r.ReverseAddr(); ok {
+			v := a.As16()
+			raw := v[:]
+			if a.Is4() {
+				raw = v[12:]
+			}
+			if out, outcome, found := z.pointer(dst, r, g, string(raw)); found {
 				return out, outcome
 			}
 		}

@@ -10,12 +10,6 @@ import (
 	"portal/internal/dns/wire"
 )
 
-// packed is an address as it lies in a block.
-type packed struct {
-	bytes [16]byte
-	n     int
-}
-
 // hashAddr hashes an address in the form of a block.
 func (z *Zones) hashAddr(a string) uint64 { return maphash.String(z.seed, a) }
 
@@ -160,49 +154,6 @@ const (
 	arpa4 = "\x07in-addr\x04arpa\x00"
 	arpa6 = "\x03ip6\x04arpa\x00"
 )
-
-// reverseAddr reads the address that the name of a question leads from.
-func reverseAddr(q *wire.Query) (p packed, ok bool) {
-	switch n := q.Labels(); {
-	case n == 4+2 && string(q.Name()[q.LabelAt(4):]) == arpa4:
-		for i := range 4 {
-			n := 0
-			label := q.Label(i)
-			for _, c := range label {
-				if c < '0' || c > '9' {
-					return p, false
-				}
-				n = 10*n + int(c-'0')
-			}
-			if len(label) > 3 || n > 255 || len(label) > 1 && label[0] == '0' {
-				return p, false
-			}
-			p.bytes[3-i] = byte(n)
-		}
-		p.n = 4
-		return p, true
-	case n == 32+2 && string(q.Name()[q.LabelAt(32):]) == arpa6:
-		for i := range 32 {
-			label := q.Label(i)
-			if len(label) != 1 {
-				return p, false
-			}
-			c := label[0]
-			switch {
-			case c >= '0' && c <= '9':
-				c -= '0'
-			case c >= 'a' && c <= 'f':
-				c -= 'a' - 10
-			default:
-				return p, false
-			}
-			p.bytes[15-i/2] |= c << (4 * (i % 2))
-		}
-		p.n = 16
-		return p, true
-	}
-	return p, false
-}
 
 // reverseName is the name that leads from an address to its names.
 func reverseName(a netip.Addr) string {

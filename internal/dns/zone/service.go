@@ -89,7 +89,7 @@ func (z *Zones) prepare(k intent.Key, labels string, e *intent.Entry) *service {
 		}
 		s.names += len(s.written)
 	case flags&endNames != 0:
-		s.names += (len(z.origins) - 2) * (1 + len(ends.members))
+		s.names += len(z.opts.Zones) * (1 + len(ends.members))
 	}
 	first := front.pack()
 	b := append([]byte{flags}, labels...)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -28,9 +29,11 @@ const (
 
 // Options say which names to make.
 type Options struct {
-	Zones []string // the cluster's domains; the first is the one that addresses lead back to
-	TTL   uint32
-	Pods  PodMode
+	Zones []string // the cluster's domains; PTR records lead to names in the first
+	// Reverse are the zones of addresses; nil: in-addr.arpa and ip6.arpa.
+	Reverse []string
+	TTL     uint32
+	Pods    PodMode
 	// Namespaces, if any, are the only ones shown.
 	Namespaces []string
 	// EndpointPodNames calls an endpoint without a hostname by its Pod's name rather than by its address.
@@ -85,10 +88,16 @@ func New(cluster *intent.Cluster, o Options) (*Zones, error) {
 	if len(o.Zones) == 0 {
 		return nil, fmt.Errorf("no zone given")
 	}
-	for _, name := range append(append([]string{}, o.Zones...), "in-addr.arpa", "ip6.arpa") {
+	if o.Reverse == nil {
+		o.Reverse = []string{"in-addr.arpa", "ip6.arpa"}
+	}
+	for _, name := range append(append([]string{}, o.Zones...), o.Reverse...) {
 		w, err := wire.PackName(name)
 		if err != nil || w == "\x00" {
 			return nil, fmt.Errorf("zone %q: %w", name, errOr(err, "the root cannot be a cluster's domain"))
+		}
+		if slices.ContainsFunc(z.origins, func(g origin) bool { return g.wire == w }) {
+			return nil, fmt.Errorf("zone %q is given twice", name)
 		}
 		z.origins = append(z.origins, origin{wire: w, bytes: []byte(w), labels: strings.Count(strings.Trim(name, "."), ".") + 1, reverse: strings.HasSuffix(w, "\x04arpa\x00")})
 	}
