@@ -3,13 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
-	"net/netip"
 	"os"
 	"os/signal"
 	"strings"
@@ -23,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"portal/internal/dns/corefile"
 	"portal/internal/dns/forward"
 	"portal/internal/dns/server"
 	"portal/internal/dns/zone"
@@ -53,6 +50,11 @@ type dnsOptions struct {
 	noPrefetch            bool
 	stale                 time.Duration
 	allowRecursion        []string
+	reverse               []string           // zones of addresses, of a Corefile; nil: all
+	forwards              []corefile.Forward // of a Corefile, in place of upstreams
+	refused               []string           // zones of a Corefile
+	hosts                 []corefile.Hosts
+	maxWaiting            int
 	allowTransfer         []string
 	rateLimit             int
 	maxUDPSize            int
@@ -87,40 +89,40 @@ func defaultDNSOptions() dnsOptions {
 
 func (o *dnsOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "the API's kubeconfig; default as for kubectl, or the Pod's own account")
-	f.StringVar(&o.context, "context", "", "the context of the kubeconfig")
-	f.StringSliceVar(&o.listen, "listen", []string{":53"}, "address:port for UDP and TCP; may be given more than once")
-	f.StringSliceVar(&o.listenTLS, "listen-tls", nil, "address:port for DNS over TLS")
-	f.StringSliceVar(&o.listenHTTP, "listen-https", nil, "address:port for DNS over HTTPS, at /dns-query")
-	f.StringVar(&o.tlsCert, "tls-cert", "", "the certificate for TLS and HTTPS, a PEM file")
-	f.StringVar(&o.tlsKey, "tls-key", "", "the certificate's key")
-	f.StringSliceVar(&o.zones, "zone", []string{"cluster.local"}, "the cluster's domain; may be given more than once")
-	f.IntVar(&o.ttl, "ttl", 30, "seconds that answers about the cluster hold, 0 to 3600")
-	f.StringVar(&o.pods, "pods", "insecure", "names of pods' addresses: insecure, verified or disabled")
-	f.StringSliceVar(&o.namespaces, "namespaces", nil, "show only these namespaces")
-	f.StringVar(&o.selector, "labels", "", "show only Services that match this label selector")
-	f.StringVar(&o.nsSelector, "namespace-labels", "", "show only namespaces that match this label selector")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the API server; default: as for kubectl, or the Pod's own account")
+	f.StringVar(&o.context, "context", "", "context of the kubeconfig")
+	f.StringSliceVar(&o.listen, "listen", []string{":53"}, "address:port to serve UDP and TCP on; may be repeated")
+	f.StringSliceVar(&o.listenTLS, "listen-tls", nil, "address:port to serve DNS over TLS on")
+	f.StringSliceVar(&o.listenHTTP, "listen-https", nil, "address:port to serve DNS over HTTPS on, at /dns-query")
+	f.StringVar(&o.tlsCert, "tls-cert", "", "PEM file of the certificate for TLS and HTTPS")
+	f.StringVar(&o.tlsKey, "tls-key", "", "PEM file of the certificate's key")
+	f.StringSliceVar(&o.zones, "zone", []string{"cluster.local"}, "domain of the cluster; may be repeated")
+	f.IntVar(&o.ttl, "ttl", 30, "TTL of the cluster's records in seconds, 0 to 3600")
+	f.StringVar(&o.pods, "pods", "insecure", "names made of Pods' addresses: insecure, verified or disabled")
+	f.StringSliceVar(&o.namespaces, "namespaces", nil, "serve only these namespaces")
+	f.StringVar(&o.selector, "labels", "", "serve only Services that match this label selector")
+	f.StringVar(&o.nsSelector, "namespace-labels", "", "serve only namespaces that match this label selector")
 	f.BoolVar(&o.endpointPodNames, "endpoint-pod-names", false, "name endpoints without a hostname after their Pod")
-	f.BoolVar(&o.noEndpoints, "no-endpoints", false, "no names of endpoints, and no headless Services")
-	f.BoolVar(&o.ignoreEmpty, "ignore-empty-service", false, "deny Services without a ready endpoint")
-	f.StringSliceVar(&o.upstreams, "upstream", []string{"/etc/resolv.conf"}, "whom to ask for other names: [udp|tcp|tls://]ADDRESS[:PORT][#NAME], a file like resolv.conf, or none")
-	f.StringSliceVar(&o.beyond, "fallthrough", []string{"in-addr.arpa", "ip6.arpa"}, "zones whose missing names are asked for upstream")
-	f.BoolVar(&o.autopath, "autopath", false, "answer a Pod's whole search path at its first question; needs --pods verified")
+	f.BoolVar(&o.noEndpoints, "no-endpoints", false, "serve no names of endpoints, and no headless Services")
+	f.BoolVar(&o.ignoreEmpty, "ignore-empty-service", false, "serve no names of Services without a ready endpoint")
+	f.StringSliceVar(&o.upstreams, "upstream", []string{"/etc/resolv.conf"}, "servers to forward other names to: [udp|tcp|tls://]ADDRESS[:PORT][#NAME], a file like resolv.conf, or none")
+	f.StringSliceVar(&o.beyond, "fallthrough", []string{"in-addr.arpa", "ip6.arpa"}, "zones whose missing names are forwarded")
+	f.BoolVar(&o.autopath, "autopath", false, "resolve a Pod's whole search path at its first query; needs --pods verified")
 	f.StringSliceVar(&o.search, "search", nil, "further domains of the search path, for --autopath")
-	f.IntVar(&o.cacheSize, "cache-size", forward.Defaults().Entries, "answers of upstreams to keep; 0: none")
-	f.BoolVar(&o.noPrefetch, "no-prefetch", false, "let popular answers expire before they are asked for again")
-	f.DurationVar(&o.stale, "serve-stale", forward.Defaults().Stale, "how long an expired answer may be given while no upstream answers")
-	f.StringSliceVar(&o.allowRecursion, "allow-recursion", nil, "prefixes from which other names may be asked for; default: anywhere")
-	f.StringSliceVar(&o.allowTransfer, "allow-transfer", nil, "prefixes to which zones may be transferred; default: nowhere")
-	f.IntVar(&o.rateLimit, "rate-limit", 0, "like responses a second to a network over UDP; 0: no limit")
-	f.IntVar(&o.maxUDPSize, "max-udp-size", 65507, "the longest response over UDP, 512 to 65507")
-	f.IntVar(&o.maxTCP, "max-connections", 2000, "connections at a time")
-	f.IntVar(&o.sockets, "sockets", 0, "UDP sockets for each address; 0: one a processor")
-	f.BoolVar(&o.logQueries, "log-queries", false, "write a line for each answer")
-	f.StringVar(&o.metrics, "metrics-bind-address", "127.0.0.1:9153", "address:port of /metrics, /health and /ready; empty: none")
-	f.StringVar(&o.health, "health-bind-address", "", "a second address:port of /health")
-	f.StringVar(&o.ready, "ready-bind-address", "", "a second address:port of /ready")
-	f.StringVar(&o.corefile, "corefile", "", "a Corefile whose kubernetes block, and what is around it, sets what no flag does")
+	f.IntVar(&o.cacheSize, "cache-size", forward.Defaults().Entries, "entries of the cache of forwarded names; 0: no cache")
+	f.BoolVar(&o.noPrefetch, "no-prefetch", false, "do not refresh popular entries of the cache before they expire")
+	f.DurationVar(&o.stale, "serve-stale", forward.Defaults().Stale, "how long expired entries of the cache may be served while no upstream responds")
+	f.StringSliceVar(&o.allowRecursion, "allow-recursion", []string{"private"}, "networks whose clients may resolve other names: prefixes, private (this machine, private networks and the cluster's), or any")
+	f.StringSliceVar(&o.allowTransfer, "allow-transfer", nil, "networks that may transfer zones; default: none")
+	f.IntVar(&o.rateLimit, "rate-limit", 0, "identical responses a second to a network over UDP; 0: no limit")
+	f.IntVar(&o.maxUDPSize, "max-udp-size", server.DefaultUDPSize, "longest response over UDP in bytes, 512 to 65507")
+	f.IntVar(&o.maxTCP, "max-connections", 2000, "most TCP and TLS connections at a time")
+	f.IntVar(&o.sockets, "sockets", 0, "UDP sockets for each address; 0: one for each processor")
+	f.BoolVar(&o.logQueries, "log-queries", false, "write a line for each response")
+	f.StringVar(&o.metrics, "metrics-bind-address", "127.0.0.1:9153", "address:port to serve /metrics, /health and /ready on; empty: none")
+	f.StringVar(&o.health, "health-bind-address", "", "second address:port to serve /health on")
+	f.StringVar(&o.ready, "ready-bind-address", "", "second address:port to serve /ready on")
+	f.StringVar(&o.corefile, "corefile", "", "Corefile to take settings from that no flag gives")
 }
 
 // run turns flags into a server and runs it until a signal.
@@ -139,7 +141,7 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return usageError{err}
 	}
-	// The heap is records that live long, and answers allocate nothing; collecting sooner costs little.
+	// The heap is long-lived records, and answers allocate nothing: frequent collections cost little.
 	startup.Collect(20)
 	o.alone = true
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -147,7 +149,7 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 	return o.serve(ctx, cmd, log, config, options, func() {})
 }
 
-// serve runs until the context ends. It calls open when every socket is.
+// serve runs until the context ends. It calls open when every socket is open.
 func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, options server.Options, open func()) error {
 	sources := []intent.Source{intent.Services, intent.EndpointSlices, intent.Namespaces}
 	if o.noEndpoints {
@@ -168,7 +170,7 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 			if st.Connected {
 				log.Info("watching the API", "resource", st.Source.String())
 			} else {
-				log.Warn("the API is away; serving the last known state", "resource", st.Source.String(), "err", st.Err)
+				log.Warn("watch failed, serving the last known state", "resource", st.Source.String(), "err", st.Err)
 			}
 		},
 	})
@@ -188,14 +190,17 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 		wg.Go(func() { h.run(ctx) })
 	}
 	wg.Go(func() { w.Run(ctx) })
+	if options.AllowRecursion == nil && (options.Forward != nil || len(options.Stubs) > 0) {
+		wg.Go(func() { learnNetworks(ctx, config, s, log) })
+	}
 	if o.alone {
 		wg.Go(func() { trimMemory(ctx, s.Ready); keepTrimmed(ctx) })
 	}
-	log.Info("serving DNS", "addresses", fmt.Sprint(s.Addrs()), "zones", strings.Join(options.Zone.Zones, " "), "upstreams", strings.Join(o.upstreams, " "))
+	log.Info("serving DNS", "addresses", fmt.Sprint(s.Addrs()), "zones", strings.Join(options.Zone.Zones, " "), "upstreams", strings.Join(o.upstreams, " "), "recursion", strings.Join(o.allowRecursion, " "))
 	return s.Run(ctx)
 }
 
-// status opens the listeners of metrics and health. Only a port that was asked for by name must be free.
+// status opens the listeners of metrics and health. The default port of metrics may be taken; one given by flag may not.
 func (o *dnsOptions) status(s *server.Server, cmd *cobra.Command, log *slog.Logger) ([]*statusServer, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -203,17 +208,20 @@ func (o *dnsOptions) status(s *server.Server, cmd *cobra.Command, log *slog.Logg
 		return nil, err
 	}
 	var out []*statusServer
-	for _, a := range []string{o.metrics, o.health, o.ready} {
+	for i, a := range []string{o.metrics, o.health, o.ready} {
 		if a == "" {
 			continue
 		}
 		h, err := newStatusServer(a, registry, s.Ready)
-		if err != nil && a == o.metrics && !cmd.Flags().Changed("metrics-bind-address") {
-			log.Warn("no metrics: another program has the port", "address", a)
+		if err != nil && i == 0 && !cmd.Flags().Changed("metrics-bind-address") {
+			log.Warn("metrics not served: the port is in use", "address", a)
 			continue
 		}
 		if err != nil {
-			return nil, err
+			for _, h := range out {
+				h.l.Close()
+			}
+			return nil, usageError{fmt.Errorf("--%s: %w", [...]string{"metrics-bind-address", "health-bind-address", "ready-bind-address"}[i], err)}
 		}
 		out = append(out, h)
 	}
@@ -225,168 +233,9 @@ func portHint(err error) string {
 	case strings.Contains(err.Error(), "permission denied"):
 		return " (ports below 1024 need root or CAP_NET_BIND_SERVICE; or choose another with --listen)"
 	case strings.Contains(err.Error(), "address already in use"):
-		return " (another program has it; choose another with --listen)"
+		return " (another program has it; find it with `ss -lnup`, or choose another address with --listen)"
 	}
 	return ""
-}
-
-// serverOptions checks the flags, naming the one that is wrong.
-func (o *dnsOptions) serverOptions(stdout io.Writer, log *slog.Logger) (out server.Options, err error) {
-	check := func(flag string, e error) {
-		if e != nil && err == nil {
-			err = fmt.Errorf("--%s: %w", flag, e)
-		}
-	}
-	within := func(flag string, v, least, most int) {
-		if v < least || v > most {
-			check(flag, fmt.Errorf("%d is not from %d to %d", v, least, most))
-		}
-	}
-	within("ttl", o.ttl, 0, 3600)
-	within("max-udp-size", o.maxUDPSize, 512, 65507)
-	within("max-connections", o.maxTCP, 1, 1<<20)
-	within("rate-limit", o.rateLimit, 0, 1<<20)
-	within("sockets", o.sockets, 0, 256)
-	within("cache-size", o.cacheSize, 0, 1<<24)
-	switch o.pods {
-	case "insecure", "verified", "disabled":
-	default:
-		check("pods", fmt.Errorf("%q is not one of insecure, verified, disabled", o.pods))
-	}
-	if o.autopath && o.pods != "verified" {
-		check("autopath", fmt.Errorf("needs --pods verified, to know the namespace of who asks"))
-	}
-	out = server.Options{
-		Zone: zone.Options{
-			Zones: o.zones, TTL: uint32(o.ttl), Pods: zone.PodMode(o.pods), Namespaces: o.namespaces,
-			EndpointPodNames: o.endpointPodNames, NoEndpoints: o.noEndpoints, IgnoreEmpty: o.ignoreEmpty,
-		},
-		Fallthrough: o.beyond, Autopath: o.autopath, Search: o.search, RateLimit: o.rateLimit,
-		MaxUDPSize: o.maxUDPSize, MaxTCPConns: o.maxTCP, Sockets: o.sockets, Log: log,
-	}
-	if len(o.listen) == 0 {
-		check("listen", fmt.Errorf("no address"))
-	}
-	var e error
-	out.Listen, e = addrPorts(o.listen)
-	check("listen", e)
-	out.ListenTLS, e = addrPorts(o.listenTLS)
-	check("listen-tls", e)
-	out.ListenHTTPS, e = addrPorts(o.listenHTTP)
-	check("listen-https", e)
-	out.AllowRecursion, e = parsePrefixes(o.allowRecursion)
-	check("allow-recursion", e)
-	out.AllowTransfer, e = parsePrefixes(o.allowTransfer)
-	check("allow-transfer", e)
-	if len(o.listenTLS)+len(o.listenHTTP) > 0 {
-		pair, e := tls.LoadX509KeyPair(o.tlsCert, o.tlsKey)
-		check("tls-cert", e)
-		out.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
-	}
-	out.Forward, e = o.forwarder(out.Listen, log)
-	check("upstream", e)
-	out.Zone.Servers = serverAddrs(out.Listen)
-	if o.logQueries {
-		out.QueryLog = stdout
-	}
-	return out, err
-}
-
-func (o *dnsOptions) forwarder(listen []netip.AddrPort, log *slog.Logger) (*forward.Forwarder, error) {
-	if len(o.upstreams) == 0 || len(o.upstreams) == 1 && o.upstreams[0] == "none" {
-		return nil, nil
-	}
-	f := forward.Defaults()
-	f.Entries, f.Stale, f.Prefetch = o.cacheSize, o.stale, !o.noPrefetch
-	for _, s := range o.upstreams {
-		list, err := forward.ParseUpstream(s)
-		if err != nil {
-			return nil, err
-		}
-		for _, u := range list {
-			if isOwn(u.Addr, listen) {
-				log.Warn("left out an upstream that is this server itself", "address", u.Addr.String())
-				continue
-			}
-			f.Upstreams = append(f.Upstreams, u)
-		}
-	}
-	if len(f.Upstreams) == 0 {
-		return nil, fmt.Errorf("no server is left to ask; give one, or none")
-	}
-	return forward.New(f), nil
-}
-
-// isOwn says whether a question to an address would come back to us.
-func isOwn(a netip.AddrPort, listen []netip.AddrPort) bool {
-	for _, l := range listen {
-		if a == l || l.Addr().IsUnspecified() && a.Port() == l.Port() && a.Addr().IsLoopback() {
-			return true
-		}
-	}
-	return false
-}
-
-// serverAddrs are the addresses under which others know this server.
-func serverAddrs(listen []netip.AddrPort) []netip.Addr {
-	var out []netip.Addr
-	for _, l := range listen {
-		if !l.Addr().IsUnspecified() {
-			if !l.Addr().IsLoopback() {
-				out = append(out, l.Addr())
-			}
-			continue
-		}
-		addrs, _ := net.InterfaceAddrs()
-		for _, a := range addrs {
-			p, err := netip.ParsePrefix(a.String())
-			if err == nil && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
-				out = append(out, p.Addr())
-			}
-		}
-	}
-	return out
-}
-
-// addrPorts reads address:port, where no address means all.
-func addrPorts(list []string) ([]netip.AddrPort, error) {
-	var out []netip.AddrPort
-	for _, s := range list {
-		if strings.HasPrefix(s, ":") {
-			s = anyAddress() + s
-		}
-		a, err := netip.ParseAddrPort(s)
-		if err != nil {
-			return nil, fmt.Errorf("%q is not ADDRESS:PORT", s)
-		}
-		out = append(out, a)
-	}
-	return out, nil
-}
-
-// anyAddress is IPv6's wildcard, which takes IPv4 as well, where the kernel has IPv6.
-func anyAddress() string {
-	if fd, err := syscall.Socket(syscall.AF_INET6, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0); err == nil {
-		syscall.Close(fd)
-		return "[::]"
-	}
-	return "0.0.0.0"
-}
-
-func parsePrefixes(list []string) ([]netip.Prefix, error) {
-	var out []netip.Prefix
-	for _, s := range list {
-		if a, err := netip.ParseAddr(s); err == nil {
-			out = append(out, netip.PrefixFrom(a, a.BitLen()))
-			continue
-		}
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			return nil, fmt.Errorf("%q is neither an address nor a prefix", s)
-		}
-		out = append(out, p.Masked())
-	}
-	return out, nil
 }
 
 // config finds the API: an address from a Corefile, or as apiConfig does.

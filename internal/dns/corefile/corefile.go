@@ -1,293 +1,234 @@
-// Package corefile reads a Corefile as far as it maps to Portal's DNS server: the kubernetes block, and of the plugins
-// around it those that every cluster has. What would change answers and has no counterpart is an error, not ignored.
+// Package corefile reads a Corefile as far as Portal's DNS server can do what it says: one kubernetes plugin, forwarding with
+// a cache in its own or other server blocks, and the plugins that every cluster has around them. What would change answers
+// and is not supported is an error with its line, never ignored. The package does not know the server.
 package corefile
 
 import (
 	"fmt"
-	"strconv"
+	"maps"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/coredns/caddy/caddyfile"
 )
 
 // Config is what a Corefile asks for.
 type Config struct {
-	Zones             []string
-	Port              int
-	Bind              []string
-	Kubeconfig        string
-	Context           string
-	Endpoint          string
-	TTL               int // -1: not given
-	Pods              string
-	Namespaces        []string
-	Labels            string
-	NamespaceLabels   string
-	EndpointPodNames  bool
-	NoEndpoints       bool
-	IgnoreEmpty       bool
-	Fallthrough       []string
-	HasFallthrough    bool
-	Upstreams         []string
-	CacheTTL          time.Duration
-	Cache             bool
-	Autopath          bool
-	Log               bool
-	Health, Ready     string
-	Prometheus        string
-	TransferTo        []string
-	kubernetesPresent bool
+	Port       int // 0: not given
+	Bind       []string
+	Kubernetes Kubernetes
+	// Forwards resolve names outside the cluster. A name belongs to the longest zone that contains it.
+	Forwards []Forward
+	// Refused are zones that a server block has and nothing in it answers for.
+	Refused    []string
+	Hosts      []Hosts
+	Autopath   bool
+	Log        bool
+	BufSize    int // 0: not given
+	Health     string
+	Ready      string
+	Prometheus string
+	TransferTo []string
 }
 
-// harmless plugins need no counterpart: what they do, Portal does anyway or has no need of.
-var harmless = map[string]bool{"errors": true, "reload": true, "loop": true, "loadbalance": true, "lameduck": true, "trace": true, "pprof": true, "cancel": true, "bufsize": true}
+// Kubernetes is the kubernetes plugin.
+type Kubernetes struct {
+	Zones, Reverse   []string
+	Kubeconfig       string
+	Context          string
+	Endpoint         string
+	TTL              int // -1: not given
+	Pods             string
+	Namespaces       []string
+	Labels           string
+	NamespaceLabels  string
+	EndpointPodNames bool
+	NoEndpoints      bool
+	IgnoreEmpty      bool
+	Fallthrough      []string
+}
 
-// Parse reads a Corefile.
-func Parse(text string) (*Config, error) {
-	p := &parser{lines: lex(text)}
-	c := &Config{TTL: -1, Pods: "disabled"}
-	for !p.end() {
-		if err := p.serverBlock(c); err != nil {
+// Forward is a forward plugin with the cache before it.
+type Forward struct {
+	Zones         []string
+	To            []string
+	TCP           bool
+	Sequential    bool
+	ServerName    string
+	MaxConcurrent int // 0: not given
+	Cache         *Cache
+}
+
+// Cache is a cache plugin.
+type Cache struct {
+	MinTTL, MaxTTL, MaxNegativeTTL time.Duration
+	Entries                        int // 0: not given
+	Stale                          time.Duration
+}
+
+// Hosts is a hosts plugin: names and addresses from a file and from the Corefile itself.
+type Hosts struct {
+	File        string
+	Inline      []string
+	Zones       []string
+	TTL         int
+	NoReverse   bool
+	Fallthrough bool
+	Reload      time.Duration
+}
+
+// position is where something is written.
+type position struct {
+	file string
+	line int
+}
+
+func (p position) errorf(format string, args ...any) error {
+	return fmt.Errorf("%s:%d: %s", p.file, p.line, fmt.Sprintf(format, args...))
+}
+
+// Parse reads a Corefile. Its name is used in errors, and to find what it imports.
+func Parse(name, text string) (*Config, error) {
+	parsed, err := caddyfile.Parse(name, strings.NewReader(text), nil)
+	if err != nil {
+		return nil, err
+	}
+	c := &Config{}
+	var blocks []*block
+	for _, b := range parsed {
+		one, err := newBlock(name, b, c)
+		if err != nil {
 			return nil, err
 		}
+		blocks = append(blocks, one)
 	}
-	if !c.kubernetesPresent {
-		return nil, fmt.Errorf("the Corefile has no kubernetes block")
+	at := slices.IndexFunc(blocks, func(b *block) bool { return b.kubernetes != nil })
+	if at < 0 {
+		return nil, fmt.Errorf("%s: no server block has the kubernetes plugin", name)
 	}
-	return c, nil
+	if err := c.listen(blocks); err != nil {
+		return nil, err
+	}
+	return c, c.assemble(blocks, blocks[at])
 }
 
-// line is a directive: its words, and whether a block follows.
-type line struct {
-	number int
-	words  []string
-}
-
-func lex(text string) []line {
-	var out []line
-	for i, l := range strings.Split(text, "\n") {
-		l, _, _ = strings.Cut(l, "#")
-		var words []string
-		for _, w := range strings.Fields(l) {
-			words = append(words, strings.Trim(w, `"`))
+// listen takes the address from the blocks, which must agree on it.
+func (c *Config) listen(blocks []*block) error {
+	first := blocks[0]
+	c.Port, c.Bind = first.port, first.bind
+	for _, b := range blocks[1:] {
+		if b.port != first.port {
+			return b.errorf("port %d, but %d at line %d: all server blocks share one", b.portOr53(), first.portOr53(), first.line)
 		}
-		if len(words) > 0 {
-			out = append(out, line{i + 1, words})
+		if !slices.Equal(b.bind, first.bind) {
+			return b.errorf("bind is not the same as in the server block at line %d: all server blocks share their addresses", first.line)
 		}
 	}
-	return out
+	return nil
 }
 
-type parser struct {
-	lines []line
-	at    int
-}
-
-func (p *parser) end() bool { return p.at >= len(p.lines) }
-
-func (p *parser) next() line {
-	l := p.lines[p.at]
-	p.at++
-	return l
-}
-
-func (l line) errorf(format string, args ...any) error {
-	return fmt.Errorf("line %d: %s", l.number, fmt.Sprintf(format, args...))
-}
-
-// opens takes the brace off a line that begins a block.
-func (l *line) opens() bool {
-	if n := len(l.words); n > 0 && l.words[n-1] == "{" {
-		l.words = l.words[:n-1]
-		return true
-	}
-	return false
-}
-
-func (p *parser) serverBlock(c *Config) error {
-	head := p.next()
-	if !head.opens() {
-		return head.errorf("want a server block: ZONE {")
-	}
-	var zones []string
-	for _, w := range head.words {
-		w = strings.TrimSuffix(strings.TrimPrefix(w, "dns://"), ",")
-		name, port, ok := strings.Cut(w, ":")
-		if ok {
-			n, err := strconv.Atoi(port)
-			if err != nil {
-				return head.errorf("%q is no port", port)
+// assemble turns server blocks into zones, each of which one thing answers for.
+func (c *Config) assemble(blocks []*block, cluster *block) error {
+	owners := map[string]*block{}
+	for _, b := range blocks {
+		if b != cluster && b.kubernetes != nil {
+			return b.kubernetes.errorf("a second kubernetes plugin")
+		}
+		for _, z := range b.zones {
+			if other := owners[z]; other != nil {
+				return b.errorf("the zone %s is in the server block at line %d, too", dotted(z), other.line)
 			}
-			c.Port = n
+			owners[z] = b
 		}
-		zones = append(zones, strings.TrimSuffix(name, "."))
 	}
-	for !p.end() {
-		l := p.next()
-		if l.words[0] == "}" {
-			return nil
+	c.Kubernetes = cluster.kubernetes.Kubernetes
+	for _, z := range append(slices.Clone(c.Kubernetes.Zones), c.Kubernetes.Reverse...) {
+		switch owner := owners[longest(owners, z)]; {
+		case owner == nil:
+			return cluster.kubernetes.errorf("kubernetes: its zone %s is not within the zones of its server block", z)
+		case owner != cluster:
+			return owner.errorf("this server block has the zone %s, so the kubernetes plugin at line %d would never see it", z, cluster.kubernetes.line)
 		}
-		if err := p.plugin(c, l, zones); err != nil {
+	}
+	for _, b := range blocks {
+		if err := c.route(b); err != nil {
 			return err
 		}
 	}
-	return head.errorf("the block is not closed")
+	return nil
 }
 
-// block reads the lines of a plugin's block, if there is one.
-func (p *parser) block(l *line) ([]line, error) {
-	if !l.opens() {
-		return nil, nil
-	}
-	var out []line
-	for !p.end() {
-		b := p.next()
-		if b.words[0] == "}" {
-			return out, nil
+// route adds the forwards of a server block.
+func (c *Config) route(b *block) error {
+	taken := map[string]bool{}
+	for _, f := range b.forwards {
+		out := f.Forward
+		out.Cache = b.cache
+		for _, z := range b.zones {
+			switch {
+			case within(f.from, z):
+				z = f.from
+			case !within(z, f.from):
+				continue
+			}
+			if taken[z] {
+				return f.errorf("forward: another one is for %s, too", dotted(z))
+			}
+			if slices.ContainsFunc(c.Kubernetes.Zones, func(k string) bool { return z != k && within(z, k) }) && !slices.Contains(b.zones, z) {
+				return f.errorf("forward: %s is within the kubernetes plugin's zone, which answers first; give it a server block of its own", z)
+			}
+			taken[z] = true
+			out.Zones = append(out.Zones, dotted(z))
 		}
-		out = append(out, b)
-	}
-	return nil, l.errorf("the block is not closed")
-}
-
-func (p *parser) plugin(c *Config, l line, zones []string) error {
-	block, err := p.block(&l)
-	if err != nil {
-		return err
-	}
-	args := l.words[1:]
-	first := func(d string) string {
-		if len(args) > 0 {
-			return args[0]
+		if len(out.Zones) == 0 {
+			return f.errorf("forward: %s is not within the zones of the server block", dotted(f.from))
 		}
-		return d
-	}
-	switch name := l.words[0]; name {
-	case "kubernetes":
-		return c.kubernetes(l, args, block, zones)
-	case "forward":
-		if len(args) < 2 || args[0] != "." {
-			return l.errorf("forward: only \"forward . TO…\" maps")
-		}
-		c.Upstreams = append(c.Upstreams, args[1:]...)
-	case "cache":
-		c.Cache = true
-		if n, err := strconv.Atoi(first("3600")); err == nil {
-			c.CacheTTL = time.Duration(n) * time.Second
-		}
-	case "autopath":
-		if first("") != "@kubernetes" {
-			return l.errorf("autopath: only @kubernetes maps")
-		}
-		c.Autopath = true
-	case "log":
-		c.Log = true
-	case "health":
-		c.Health = first(":8080")
-	case "ready":
-		c.Ready = first(":8181")
-	case "prometheus":
-		c.Prometheus = first("localhost:9153")
-	case "bind":
-		c.Bind = append(c.Bind, args...)
-	case "transfer":
-		for _, b := range block {
-			if b.words[0] == "to" {
-				c.TransferTo = append(c.TransferTo, b.words[1:]...)
+		c.Forwards = append(c.Forwards, out)
+		for _, z := range f.except {
+			if !taken[z] {
+				taken[z] = true
+				c.Refused = append(c.Refused, dotted(z))
 			}
 		}
-	default:
-		if !harmless[name] {
-			return l.errorf("the plugin %q has no counterpart", name)
+	}
+	for _, z := range b.zones {
+		if !taken[z] {
+			c.Refused = append(c.Refused, dotted(z))
 		}
+	}
+	// Within a block hosts comes before forward, also where that splits a zone.
+	for _, h := range b.hosts {
+		for _, z := range slices.Sorted(maps.Keys(taken)) {
+			if !slices.Contains(h.Zones, dotted(z)) && slices.ContainsFunc(h.Zones, func(own string) bool { return within(z, strings.TrimSuffix(own, ".")) }) {
+				h.Zones = append(h.Zones, dotted(z))
+			}
+		}
+		c.Hosts = append(c.Hosts, h)
 	}
 	return nil
 }
 
-// kubernetes reads the block of that name. Its options are a table: how many words each takes, and what it sets.
-func (c *Config) kubernetes(l line, zones []string, block []line, server []string) error {
-	if c.kubernetesPresent {
-		return l.errorf("a second kubernetes block")
+// Zones are kept without the final dot; the root is empty.
+func dotted(zone string) string {
+	if zone == "" {
+		return "."
 	}
-	c.kubernetesPresent = true
-	if len(zones) == 0 {
-		zones = server
-	}
-	for _, z := range zones {
-		if z = strings.TrimSuffix(z, "."); z != "" && !strings.HasSuffix(z, ".arpa") {
-			c.Zones = append(c.Zones, z)
-		}
-	}
-	if len(c.Zones) == 0 {
-		return l.errorf("kubernetes: want a zone that is not of addresses")
-	}
-	for _, b := range block {
-		if err := c.option(b); err != nil {
-			return err
-		}
-	}
-	return nil
+	return zone
 }
 
-func (c *Config) option(b line) error {
-	args := b.words[1:]
-	want := func(least, most int) error {
-		if len(args) < least || len(args) > most {
-			return b.errorf("%s: takes %d to %d words, has %d", b.words[0], least, most, len(args))
+// within reports whether a zone is another or below it.
+func within(zone, other string) bool {
+	return other == "" || zone == other || strings.HasSuffix(zone, "."+other)
+}
+
+// longest returns the longest of the zones that contains another one.
+func longest(zones map[string]*block, zone string) string {
+	found := ""
+	for z := range zones {
+		if within(zone, z) && len(z) > len(found) {
+			found = z
 		}
-		return nil
 	}
-	switch b.words[0] {
-	case "pods":
-		if len(args) != 1 || args[0] != "disabled" && args[0] != "insecure" && args[0] != "verified" {
-			return b.errorf("pods: want one of disabled, insecure, verified")
-		}
-		c.Pods = args[0]
-	case "ttl":
-		n := -1
-		if len(args) == 1 {
-			n, _ = strconv.Atoi(args[0])
-		}
-		if n < 0 || n > 3600 {
-			return b.errorf("ttl: want a number from 0 to 3600")
-		}
-		c.TTL = n
-	case "kubeconfig":
-		if err := want(1, 2); err != nil {
-			return err
-		}
-		c.Kubeconfig = args[0]
-		if len(args) == 2 {
-			c.Context = args[1]
-		}
-	case "endpoint":
-		if err := want(1, 9); err != nil {
-			return err
-		}
-		c.Endpoint = args[0]
-	case "namespaces":
-		if err := want(1, 1000); err != nil {
-			return err
-		}
-		c.Namespaces = append(c.Namespaces, args...)
-	case "labels":
-		c.Labels = strings.Join(args, " ")
-	case "namespace_labels":
-		c.NamespaceLabels = strings.Join(args, " ")
-	case "endpoint_pod_names":
-		c.EndpointPodNames = true
-	case "noendpoints":
-		c.NoEndpoints = true
-	case "ignore":
-		if len(args) != 1 || args[0] != "empty_service" {
-			return b.errorf("ignore: want empty_service")
-		}
-		c.IgnoreEmpty = true
-	case "fallthrough":
-		c.HasFallthrough = true
-		c.Fallthrough = append(c.Fallthrough, args...)
-	case "startup_timeout", "apiserver_qps", "apiserver_burst", "apiserver_max_inflight":
-	default:
-		return b.errorf("the option %q of kubernetes has no counterpart", b.words[0])
-	}
-	return nil
+	return found
 }
