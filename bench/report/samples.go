@@ -1,0 +1,31 @@
+package report
+
+import (
+	"slices"
+	"time"
+)
+
+// Quantile is the smallest of some durations that at least the share q of them does not exceed, in milliseconds.
+func Quantile(all []time.Duration, q float64) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	at := int(q * float64(len(sorted)))
+	if float64(at) == q*float64(len(sorted)) && at > 0 {
+		at--
+	}
+	return Milliseconds(sorted[min(at, len(sorted)-1)])
+}
+
+// Milliseconds of a duration.
+func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// Median of some figures.
+func Median(all []float64) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	return sorted[len(sorted)/2]
+}
