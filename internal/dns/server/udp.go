@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"runtime"
 	"sync"
 	"syscall"
@@ -20,11 +21,13 @@ import (
 
 const (
 	batch = 64
-	// inSize is the longest question that is read: names and options of an honest client take a tenth of it.
+	// inSize is the longest query that is read; those of ordinary clients take a tenth of it.
 	inSize  = 4096
 	outSize = 4096
-	// bigSize is for the rare response that a client asked to get whole over UDP.
+	// bigSize is for the rare response over UDP that does not fit outSize, and for streams.
 	bigSize = 65535
+	// sendTimeout is how long to wait for room in a socket's send buffer.
+	sendTimeout = 100 * time.Millisecond
 )
 
 // mmsghdr is the kernel's struct of that name.
@@ -34,11 +37,13 @@ type mmsghdr struct {
 	_   [4]byte
 }
 
-// udpSocket is one of several sockets on the same address, each with its own thread: the kernel spreads clients among
-// them, and a thread that blocks in recvmmsg costs two system calls a batch where the runtime's poller takes four.
+// udpSocket is one of several sockets on the same address, among which the kernel distributes clients. It receives and sends
+// in batches. It waits in the runtime's poller and its system calls, which never block, bypass the scheduler: a call that
+// the scheduler knows of wakes its monitor thread in an idle process, which costs as much as the answer.
 type udpSocket struct {
 	s       *Server
 	fd      int
+	file    *os.File // owns fd
 	w       *worker
 	in, out [batch]mmsghdr
 	names   [batch]unix.RawSockaddrInet6
@@ -78,7 +83,7 @@ func (s *Server) openUDP(addr netip.AddrPort) (*udpSocket, error) {
 	if addr.Addr().Is4() {
 		domain = unix.AF_INET
 	}
-	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("udp socket: %w", err)
 	}
@@ -105,11 +110,6 @@ func (s *Server) openUDP(addr netip.AddrPort) (*udpSocket, error) {
 	} else if u.pktinfo {
 		set(unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
 	}
-	// A thread that waits for questions looks up a few times a second, to see whether it is still wanted.
-	tv := unix.NsecToTimeval(int64(250 * time.Millisecond))
-	if e := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); e != nil && err == nil {
-		err = e
-	}
 	if err == nil {
 		err = unix.Bind(fd, sockaddr(addr))
 	}
@@ -117,6 +117,7 @@ func (s *Server) openUDP(addr netip.AddrPort) (*udpSocket, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("listen on udp %s: %w", addr, err)
 	}
+	u.file = os.NewFile(uintptr(fd), "udp "+addr.String())
 	return u, nil
 }
 
@@ -150,38 +151,63 @@ func (u *udpSocket) close() {
 	defer u.mu.Unlock()
 	if !u.closed {
 		u.closed = true
-		unix.Close(u.fd)
+		u.file.Close()
 	}
 }
 
 // serve answers until the context ends.
 func (u *udpSocket) serve(ctx context.Context) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	defer u.close()
 	u.prepare()
-	for ctx.Err() == nil {
-		n, err := u.receive()
-		switch {
-		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return fmt.Errorf("receive: %w", err)
-		}
-		u.w.now = time.Now()
-		u.w.count.mu.Lock()
-		sent := 0
-		for i := range n {
-			sent = u.answer(i, sent)
-		}
-		u.send(sent)
-		u.w.count.spent(n, time.Since(u.w.now))
-		u.w.count.mu.Unlock()
+	raw, err := u.file.SyscallConn()
+	if err != nil {
+		return err
 	}
-	return nil
+	stop := context.AfterFunc(ctx, u.close)
+	defer stop()
+	var failed error
+	// Read calls the function whenever there is something to read. The function must have emptied the socket before it returns
+	// false: the poller reports only what comes after that.
+	err = raw.Read(func(uintptr) bool {
+		for ctx.Err() == nil {
+			n, err := u.receive()
+			switch {
+			case errors.Is(err, unix.EAGAIN):
+				return false
+			case errors.Is(err, unix.EINTR):
+				continue
+			case err != nil:
+				failed = fmt.Errorf("receive: %w", err)
+				return true
+			}
+			u.answerAll(n)
+			if n < batch {
+				return false
+			}
+			runtime.Gosched() // under load, others need the processor, too
+		}
+		return true
+	})
+	if ctx.Err() != nil {
+		return nil
+	}
+	return errors.Join(failed, err)
 }
 
-// prepare ties the kernel's structures to the buffers, once.
+// answerAll answers a batch of n messages.
+func (u *udpSocket) answerAll(n int) {
+	u.w.now = time.Now()
+	u.w.count.mu.Lock()
+	defer u.w.count.mu.Unlock()
+	sent := 0
+	for i := range n {
+		sent = u.answer(i, sent)
+	}
+	u.send(sent)
+	u.w.count.spent(n, time.Since(u.w.now))
+}
+
+// prepare points the kernel's structures at the buffers, once.
 func (u *udpSocket) prepare() {
 	u.bufIn, u.bufOut = make([]byte, batch*inSize), make([]byte, batch*outSize)
 	for i := range batch {
@@ -203,7 +229,7 @@ func (u *udpSocket) receive() (int, error) {
 			h.SetControllen(len(u.control[i]))
 		}
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.in[0])), batch, unix.MSG_WAITFORONE, 0, 0)
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.in[0])), batch, unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}
@@ -214,7 +240,7 @@ func (u *udpSocket) receive() (int, error) {
 func (u *udpSocket) answer(i, queued int) int {
 	msg := u.bufIn[i*inSize : i*inSize+int(u.in[i].n)]
 	if u.in[i].hdr.Flags&unix.MSG_TRUNC != 0 {
-		return queued // nobody asks in so many words
+		return queued // longer than any query
 	}
 	from := u.from(i)
 	slot := u.bufOut[queued*outSize : queued*outSize : (queued+1)*outSize]
@@ -226,7 +252,7 @@ func (u *udpSocket) answer(i, queued int) int {
 	case silent:
 		return queued
 	}
-	if u.w.r.Cut && int(u.w.q.UDPSize) > outSize { // by our buffer, not by the client's
+	if u.w.r.Cut && min(int(u.w.q.UDPSize), u.s.opts.MaxUDPSize) > outSize { // because of the buffer, not of the client
 		if queued > 0 {
 			// The response at hand lies behind those queued: it is copied to the front if it must be queued after all.
 			u.send(queued)
@@ -253,7 +279,7 @@ func (u *udpSocket) from(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), port)
 }
 
-// queue makes a response ready to be sent to the i-th sender, from the address that it wrote to.
+// queue prepares a response to the i-th sender, from the address that it sent its query to.
 func (u *udpSocket) queue(slot, i int, out []byte) {
 	h := &u.out[slot].hdr
 	h.Name, h.Namelen = u.in[i].hdr.Name, u.in[i].hdr.Namelen
@@ -266,7 +292,7 @@ func (u *udpSocket) queue(slot, i int, out []byte) {
 	}
 }
 
-// replyFrom turns the packet information of a question into that of its answer, in place: same address, any interface.
+// replyFrom turns the packet information of a query into that of its response, in place: same address, any interface.
 func replyFrom(control []byte) {
 	if len(control) < unix.SizeofCmsghdr {
 		return
@@ -286,11 +312,11 @@ func replyFrom(control []byte) {
 
 func (u *udpSocket) send(n int) {
 	for at := 0; at < n; {
-		sent, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.out[at])), uintptr(n-at), 0, 0, 0)
-		if errno == unix.EINTR {
+		sent, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&u.out[at])), uintptr(n-at), unix.MSG_DONTWAIT, 0, 0)
+		switch {
+		case errno == unix.EINTR, errno == unix.EAGAIN && u.writable():
 			continue
-		}
-		if errno != 0 {
+		case errno != 0:
 			sent = 1 // this one cannot be delivered; the others may
 			u.w.count.unsent++
 		}
@@ -298,7 +324,13 @@ func (u *udpSocket) send(n int) {
 	}
 }
 
-// whole answers the question at hand once more, with a buffer that holds any message; nil if it cannot be done now.
+// writable waits until there is room in the send buffer.
+func (u *udpSocket) writable() bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(u.fd), Events: unix.POLLOUT}}, int(sendTimeout.Milliseconds()))
+	return n > 0 || errors.Is(err, unix.EINTR)
+}
+
+// whole answers the current query again, with a buffer that holds any message; nil if that needs upstreams.
 func (u *udpSocket) whole() []byte {
 	if u.big == nil {
 		u.big = make([]byte, bigSize)
@@ -311,7 +343,7 @@ func (u *udpSocket) whole() []byte {
 	return out
 }
 
-// askLater hands a question to the resolver, which answers from another goroutine.
+// askLater passes a query to the resolver, which answers from another goroutine.
 func (u *udpSocket) askLater(i int, msg []byte, from netip.AddrPort) {
 	var control []byte
 	if u.pktinfo && u.in[i].hdr.Controllen > 0 {
@@ -338,5 +370,5 @@ func (u *udpSocket) sendTo(out []byte, name *unix.RawSockaddrInet6, length uint3
 		h.Control = &control[0]
 		h.SetControllen(len(control))
 	}
-	_, _, _ = unix.Syscall(unix.SYS_SENDMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&h)), syscall.MSG_DONTWAIT)
+	_, _, _ = unix.RawSyscall(unix.SYS_SENDMSG, uintptr(u.fd), uintptr(unsafe.Pointer(&h)), syscall.MSG_DONTWAIT)
 }
