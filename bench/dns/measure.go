@@ -13,6 +13,23 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"portal/bench/report"
+)
+
+const (
+	peer = "CoreDNS"
+	own  = "Portal"
+)
+
+// The names of the figures.
+const (
+	perCPU     = "queries a CPU second at saturation"
+	perSecond  = "queries a second at saturation"
+	lowCPU     = "CPU a query at 20 % load"
+	lowP99     = "latency at 20 % load, p99"
+	outsideCPU = "cached names from outside, queries a CPU second"
+	startTime  = "start until the last Service is answered"
 )
 
 type bench struct {
@@ -20,24 +37,31 @@ type bench struct {
 	dir        string
 	kubeconfig string
 	upstream   string
-	echoPerCPU float64
-	missed     []string // goals
+	report     *report.Report
 }
 
-func (b *bench) judge(met bool, format string, args ...any) {
-	if !met {
-		b.missed = append(b.missed, fmt.Sprintf(format, args...))
+// private gives each subject a copy of its binary, so that it shares its pages with nothing else.
+func (b *bench) private() (err error) {
+	dir := filepath.Join(b.dir, "bin")
+	if err = os.Mkdir(dir, 0o755); err != nil {
+		return err
 	}
+	if b.portal, err = report.Private(b.portal, dir); err != nil {
+		return err
+	}
+	b.coredns, err = report.Private(b.coredns, dir)
+	return err
 }
 
-// figures are what one server reached.
+// figures are what one server reached in one round.
 type figures struct {
-	name          string
-	qps, perCPU   float64
-	resident, own float64
-	mean, p99     time.Duration
-	outside       float64 // cached names from elsewhere, per second of processor time
-	start         time.Duration
+	qps, perCPU float64
+	lowCPU      float64 // microseconds a query
+	lowP99      time.Duration
+	outside     float64 // queries a CPU second
+	start       time.Duration
+	steady      report.Usage
+	peak        report.Usage
 }
 
 func (b *bench) write(name string, lines []string) string {
@@ -49,7 +73,7 @@ func (b *bench) write(name string, lines []string) string {
 	return path
 }
 
-// clusterNames are questions as Pods ask them: for Services that are there, and along a search path for some that are not.
+// clusterNames are queries as Pods send them: for Services that exist, and for names of a search path that do not.
 func (b *bench) clusterNames() string {
 	var lines []string
 	for i := range b.services {
@@ -127,36 +151,7 @@ func dnsperf(ctx context.Context, addr, file string, seconds, rate int) (load, e
 	return l, nil
 }
 
-// echo measures what a bare UDP server in Go reaches with the same load.
-func (b *bench) echo(ctx context.Context) error {
-	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	go func() {
-		buf := make([]byte, 4096)
-		for {
-			n, from, err := c.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			buf[2] |= 0x80
-			c.WriteToUDPAddrPort(buf[:n], from)
-		}
-	}()
-	file := b.write("echo", []string{"svc-00000.bench.svc.cluster.local A"})
-	before := threadTime(os.Getpid())
-	l, err := dnsperf(ctx, c.LocalAddr().String(), file, b.seconds, 0)
-	if err != nil {
-		return err
-	}
-	b.echoPerCPU = l.completed / (threadTime(os.Getpid()) - before)
-	fmt.Printf("bare UDP echo: %.0f queries/s, %.0f per second of processor time\n", l.qps, b.echoPerCPU)
-	return nil
-}
-
-// contender is a server: how to start it on a port.
+// contender is a subject: how to start it on a port.
 type contender struct {
 	name string
 	args func(port int) (string, []string, error)
@@ -188,7 +183,7 @@ const corefile = `.:%d {
 
 func (b *bench) contenders() []contender {
 	return []contender{
-		{"CoreDNS", func(port int) (string, []string, error) {
+		{peer, func(port int) (string, []string, error) {
 			conf := filepath.Join(b.dir, "Corefile")
 			metrics, err := freePort()
 			if err != nil {
@@ -197,7 +192,7 @@ func (b *bench) contenders() []contender {
 			text := fmt.Sprintf(corefile, port, b.kubeconfig, metrics, b.upstream)
 			return b.coredns, []string{"-conf", conf}, os.WriteFile(conf, []byte(text), 0o644)
 		}},
-		{"Portal", func(port int) (string, []string, error) {
+		{own, func(port int) (string, []string, error) {
 			metrics, err := freePort()
 			if err != nil {
 				return "", nil, err
@@ -207,35 +202,70 @@ func (b *bench) contenders() []contender {
 	}
 }
 
-// round measures each server on the state that the API holds now.
-func (b *bench) round(ctx context.Context, title, inside, outside string) error {
-	fmt.Printf("\n%s\n", title)
-	var all []figures
-	for _, c := range b.contenders() {
-		f, err := b.measure(ctx, c, inside, outside)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+// compare measures both subjects in several rounds and reports the means.
+func (b *bench) compare(ctx context.Context, at report.At, inside, outside string) error {
+	rate, err := b.lowRate(ctx, inside)
+	if err != nil {
+		return err
+	}
+	all := map[string][]figures{}
+	for round := range b.rounds {
+		order := b.contenders()
+		if round%2 == 1 {
+			slices.Reverse(order)
 		}
-		all = append(all, f)
-		fmt.Printf("  %-8s %7.0f q/s  %7.0f q per CPU s  %4.0f MB resident (%.0f MB its own)  at %d q/s: mean %v, p99 %v  start %v\n",
-			f.name, f.qps, f.perCPU, f.resident, f.own, b.rate, f.mean, f.p99, f.start.Round(10*time.Millisecond))
+		for _, c := range order {
+			f, err := b.measure(ctx, c, inside, outside, rate)
+			if err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+			fmt.Printf("  %-8s %7.0f q/s, %7.0f a CPU second; at %d q/s %.1f µs a query, p99 %v; anonymous %.0f MB\n", c.name, f.qps, f.perCPU, rate, f.lowCPU, f.lowP99, f.steady.Anonymous)
+			all[c.name] = append(all[c.name], f)
+		}
+	}
+	for _, name := range []string{peer, own} {
+		mean := func(get func(figures) float64) float64 {
+			sum := 0.0
+			for _, f := range all[name] {
+				sum += get(f)
+			}
+			return sum / float64(len(all[name]))
+		}
+		at.Higher(name, perCPU, mean(func(f figures) float64 { return f.perCPU }), "")
+		at.Higher(name, perSecond, mean(func(f figures) float64 { return f.qps }), "")
+		at.Lower(name, lowCPU, mean(func(f figures) float64 { return f.lowCPU }), "µs")
+		at.Lower(name, lowP99, mean(func(f figures) float64 { return report.Milliseconds(f.lowP99) }), "ms")
 		if outside != "" {
-			fmt.Printf("           names from elsewhere, cached: %.0f q per CPU s\n", f.outside)
+			at.Higher(name, outsideCPU, mean(func(f figures) float64 { return f.outside }), "")
 		}
+		at.Lower(name, startTime, mean(func(f figures) float64 { return f.start.Seconds() }), "s")
+		at.Memory(name, usage(mean, func(f figures) report.Usage { return f.steady }), usage(mean, func(f figures) report.Usage { return f.peak }))
 	}
-	core, portal := all[0], all[1]
-	speed, memory, slowest := portal.perCPU/core.perCPU, portal.resident/core.resident, float64(portal.p99)/float64(core.p99)
-	fmt.Printf("  Portal to CoreDNS: %.1f times the queries per CPU second, %.2f of the resident memory (%.2f of its own), %.2f of the p99\n",
-		speed, memory, portal.own/core.own, slowest)
-	b.judge(speed >= 8, "%s: %.1f times the queries per CPU second, want 8", title, speed)
-	b.judge(memory <= 1.0/3, "%s: %.2f of the memory, want a third", title, memory)
-	b.judge(slowest <= 0.5, "%s: %.2f of the p99, want half", title, slowest)
+	at.WantTimes(own, perCPU, peer, 5)
+	at.WantTimes(own, lowCPU, peer, 1)
+	at.WantTimes(own, lowP99, peer, 1)
+	at.WantTimes(own, report.AnonymousSteady, peer, 3)
 	if outside != "" {
-		fmt.Printf("  on cached names: %.1f times\n", portal.outside/core.outside)
-		b.judge(portal.outside >= 3*core.outside, "cached names: %.1f times the queries per CPU second, want 3", portal.outside/core.outside)
+		at.WantTimes(own, outsideCPU, peer, 3)
 	}
-	fmt.Printf("  Portal to the bare echo server: %.2f of its queries per CPU second\n", portal.perCPU/b.echoPerCPU)
 	return nil
+}
+
+// usage is the mean of some rounds' memory.
+func usage(mean func(func(figures) float64) float64, get func(figures) report.Usage) report.Usage {
+	return report.Usage{PSS: mean(func(f figures) float64 { return get(f).PSS }), Anonymous: mean(func(f figures) float64 { return get(f).Anonymous })}
+}
+
+// lowRate is 20 % of what CoreDNS serves at most.
+func (b *bench) lowRate(ctx context.Context, inside string) (int, error) {
+	p, addr, _, err := b.launch(ctx, b.contenders()[0])
+	if err != nil {
+		return 0, err
+	}
+	defer p.stop()
+	l, err := dnsperf(ctx, addr, inside, b.seconds, 0)
+	b.report.Note("20 %% load is 20 %% of the queries a second that %s reached at saturation.", peer)
+	return max(1, int(l.qps/5)), err
 }
 
 // launch starts a server and waits until it answers for the last Service; it returns its address, and how long that took.
@@ -263,37 +293,51 @@ func (b *bench) launch(ctx context.Context, c contender) (*process, string, time
 	return p, addr, took, nil
 }
 
-func (b *bench) measure(ctx context.Context, c contender, inside, outside string) (f figures, err error) {
-	f.name = c.name
+// measure takes all figures of one subject.
+func (b *bench) measure(ctx context.Context, c contender, inside, outside string, rate int) (f figures, err error) {
 	p, addr, took, err := b.launch(ctx, c)
 	if err != nil {
 		return f, err
 	}
 	defer p.stop()
 	f.start = took
-	if _, err := dnsperf(ctx, addr, inside, 2, 0); err != nil {
+	pid := p.cmd.Process.Pid
+	// cost is how much CPU time a load takes.
+	cost := func(file string, rate int) (load, float64, error) {
+		before, err := report.Read(pid)
+		if err != nil {
+			return load{}, 0, err
+		}
+		l, err := dnsperf(ctx, addr, file, b.seconds, rate)
+		if err != nil {
+			return load{}, 0, err
+		}
+		after, err := report.Read(pid)
+		return l, (after.CPU - before.CPU).Seconds(), err
+	}
+	warm := func(file string) error { _, err := dnsperf(ctx, addr, file, 2, 0); return err }
+	if err := warm(inside); err != nil {
 		return f, err
 	}
-	before := p.cpu()
-	l, err := dnsperf(ctx, addr, inside, b.seconds, 0)
+	l, cpu, err := cost(inside, 0)
 	if err != nil {
 		return f, err
 	}
-	f.qps, f.perCPU = l.qps, l.completed/(p.cpu()-before)
-	if l, err = dnsperf(ctx, addr, inside, b.seconds, b.rate); err != nil {
+	f.qps, f.perCPU = l.qps, l.completed/cpu
+	if l, cpu, err = cost(inside, rate); err != nil {
 		return f, err
 	}
-	f.mean, f.p99 = l.mean, l.p99
+	f.lowP99, f.lowCPU = l.p99, cpu*1e6/l.completed
 	if outside != "" {
-		if _, err := dnsperf(ctx, addr, outside, 2, 0); err != nil {
+		if err := warm(outside); err != nil {
 			return f, err
 		}
-		before = p.cpu()
-		if l, err = dnsperf(ctx, addr, outside, b.seconds, 0); err != nil {
+		if l, cpu, err = cost(outside, 0); err != nil {
 			return f, err
 		}
-		f.outside = l.completed / (p.cpu() - before)
+		f.outside = l.completed / cpu
 	}
-	f.resident, f.own = p.memory()
-	return f, nil
+	f.steady, err = report.Read(pid)
+	f.peak = p.sampler.Peak()
+	return f, err
 }

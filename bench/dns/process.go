@@ -8,26 +8,32 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/miekg/dns"
+
+	"portal/bench/report"
 )
 
-// process is a server under test.
+// process is a server.
 type process struct {
-	cmd *exec.Cmd
-	log *bytes.Buffer
+	cmd     *exec.Cmd
+	log     *bytes.Buffer
+	sampler *report.Sampler
 }
 
 func start(ctx context.Context, name string, args ...string) (*process, error) {
 	p := &process{cmd: exec.CommandContext(ctx, name, args...), log: &bytes.Buffer{}}
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
-	return p, p.cmd.Start()
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	p.sampler = report.Follow(p.cmd.Process.Pid)
+	return p, nil
 }
 
 func (p *process) stop() {
+	p.sampler.Stop()
 	p.cmd.Process.Signal(os.Interrupt)
 	done := make(chan struct{})
 	go func() { p.cmd.Wait(); close(done) }()
@@ -39,44 +45,6 @@ func (p *process) stop() {
 	}
 }
 
-// cpu is the processor time that the process has used, in seconds, as the scheduler counted it: the clock ticks that
-// /proc/PID/stat adds up miss much of a program that runs in short bursts.
-func (p *process) cpu() float64 { return threadTime(p.cmd.Process.Pid) }
-
-func threadTime(pid int) (seconds float64) {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
-	for _, t := range threads {
-		raw, err := os.ReadFile(t)
-		if f := strings.Fields(string(raw)); err == nil && len(f) > 0 {
-			ns, _ := strconv.ParseFloat(f[0], 64)
-			seconds += ns / 1e9
-		}
-	}
-	return seconds
-}
-
-// memory is what the process holds, in MB: all of it, and what is its own, without the pages of its binary.
-func (p *process) memory() (resident, own float64) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		return 0, 0
-	}
-	for line := range strings.Lines(string(raw)) {
-		f := strings.Fields(line)
-		if len(f) < 2 {
-			continue
-		}
-		n, _ := strconv.ParseFloat(f[1], 64)
-		switch f[0] {
-		case "VmRSS:":
-			resident = n / 1024
-		case "RssAnon:":
-			own = n / 1024
-		}
-	}
-	return resident, own
-}
-
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -86,7 +54,7 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// startAPI runs an API server for both to read from.
+// startAPI runs the API server that both subjects read.
 func startAPI(ctx context.Context, portal, dir string) (*process, error) {
 	port, err := freePort()
 	if err != nil {
@@ -108,7 +76,7 @@ func startAPI(ctx context.Context, portal, dir string) (*process, error) {
 	return nil, fmt.Errorf("the API server was not ready within a minute:\n%s", p.log)
 }
 
-// answers waits until a server answers for a name.
+// answers waits until a server resolves a name.
 func answers(addr, name string, within time.Duration) error {
 	m := new(dns.Msg)
 	m.SetQuestion(name, dns.TypeA)
@@ -121,7 +89,7 @@ func answers(addr, name string, within time.Duration) error {
 	return fmt.Errorf("%s does not answer for %s after %v", addr, name, within)
 }
 
-// startStub answers every question with one address: the upstream of both.
+// startStub is the upstream of both subjects: it answers every query with one address.
 func startStub() (net.PacketConn, error) {
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
