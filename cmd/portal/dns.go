@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"syscall"
@@ -65,7 +66,6 @@ type dnsOptions struct {
 	health, ready         string
 	corefile              string
 	endpoint              string
-	alone                 bool // the process does nothing else
 }
 
 func newDNSCommand() *cobra.Command {
@@ -89,7 +89,7 @@ func defaultDNSOptions() dnsOptions {
 
 func (o *dnsOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the API server; default: as for kubectl, or the Pod's own account")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "the API's kubeconfig; default as for kubectl, or the Pod's own account")
 	f.StringVar(&o.context, "context", "", "context of the kubeconfig")
 	f.StringSliceVar(&o.listen, "listen", []string{":53"}, "address:port to serve UDP and TCP on; may be repeated")
 	f.StringSliceVar(&o.listenTLS, "listen-tls", nil, "address:port to serve DNS over TLS on")
@@ -143,8 +143,7 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 	}
 	// The heap is long-lived records, and answers allocate nothing: frequent collections cost little.
 	startup.Collect(20)
-	o.alone = true
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	return o.serve(ctx, cmd, log, config, options, func() {})
 }
@@ -167,10 +166,13 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 		Config: config, Sources: sources, ServiceSelector: o.selector, NamespaceSelector: o.nsSelector,
 		OnChange: func(st watch.Status) {
 			s.APIStatus(st.Source.String(), st.Connected, st.Since)
-			if st.Connected {
+			switch {
+			case st.Connected:
 				log.Info("watching the API", "resource", st.Source.String())
-			} else {
+			case st.Listed:
 				log.Warn("watch failed, serving the last known state", "resource", st.Source.String(), "err", st.Err)
+			default:
+				log.Warn("list failed, retrying", "resource", st.Source.String(), "err", st.Err)
 			}
 		},
 	})
@@ -193,11 +195,19 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 	if options.AllowRecursion == nil && (options.Forward != nil || len(options.Stubs) > 0) {
 		wg.Go(func() { learnNetworks(ctx, config, s, log) })
 	}
-	if o.alone {
-		wg.Go(func() { trimMemory(ctx, s.Ready); keepTrimmed(ctx) })
-	}
-	log.Info("serving DNS", "addresses", fmt.Sprint(s.Addrs()), "zones", strings.Join(options.Zone.Zones, " "), "upstreams", strings.Join(o.upstreams, " "), "recursion", strings.Join(o.allowRecursion, " "))
+	wg.Go(func() { freeAfterStart(ctx, s.Ready) })
+	log.Info("serving DNS", "addresses", fmt.Sprint(s.Addrs()), "zones", strings.Join(options.Zone.Zones, " "), "forwarding", o.forwardingText(), "recursion", strings.Join(o.allowRecursion, " "))
 	return s.Run(ctx)
+}
+
+// freeAfterStart returns memory to the system that only the first lists needed.
+func freeAfterStart(ctx context.Context, ready func() bool) {
+	for !ready() {
+		if !wait(ctx, 200*time.Millisecond) {
+			return
+		}
+	}
+	debug.FreeOSMemory()
 }
 
 // status opens the listeners of metrics and health. The default port of metrics may be taken; one given by flag may not.
@@ -233,7 +243,7 @@ func portHint(err error) string {
 	case strings.Contains(err.Error(), "permission denied"):
 		return " (ports below 1024 need root or CAP_NET_BIND_SERVICE; or choose another with --listen)"
 	case strings.Contains(err.Error(), "address already in use"):
-		return " (another program has it; find it with `ss -lnup`, or choose another address with --listen)"
+		return " (another program has it; choose another with --listen)"
 	}
 	return ""
 }

@@ -115,6 +115,18 @@ func (o *dnsOptions) forwarding(out *server.Options, log *slog.Logger) error {
 	return nil
 }
 
+// forwardingText describes for the log where other names are forwarded.
+func (o *dnsOptions) forwardingText() string {
+	if o.forwards == nil {
+		return strings.Join(o.upstreams, " ")
+	}
+	var out []string
+	for _, f := range o.forwards {
+		out = append(out, strings.Join(f.Zones, " ")+" to "+strings.Join(f.To, " "))
+	}
+	return strings.Join(out, ", ")
+}
+
 // forwarder is what the flags describe; nil for none.
 func (o *dnsOptions) forwarder(listen []netip.AddrPort, metrics *forward.Metrics, log *slog.Logger) (*forward.Forwarder, error) {
 	if len(o.upstreams) == 0 || len(o.upstreams) == 1 && o.upstreams[0] == "none" {

@@ -7,10 +7,10 @@ import (
 	"portal/internal/dns/zone"
 )
 
-// transferChunk is about how long a message of a transfer gets.
+// transferChunk is the approximate length of a transfer's messages.
 const transferChunk = 16 << 10
 
-// transfer writes a whole zone, between two copies of its SOA record.
+// transfer sends a whole zone, between two copies of its SOA record.
 func (s *Server) transfer(q *wire.Query, write func([]byte) error) error {
 	origin, _, _ := s.zones.Origin(q)
 	soa := s.lookupZone(origin, wire.TypeSOA)
@@ -56,7 +56,7 @@ func (s *Server) transfer(q *wire.Query, write func([]byte) error) error {
 	return flush()
 }
 
-// lookupZone asks our own zones.
+// lookupZone resolves a name in the cluster's zones only.
 func (s *Server) lookupZone(name string, typ uint16) *dns.Msg {
 	msg := make([]byte, wire.HeaderLen, wire.HeaderLen+len(name)+4)
 	msg[5] = 1

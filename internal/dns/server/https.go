@@ -73,7 +73,7 @@ func (h *httpsListener) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Write(out)
 }
 
-// readQuery takes the question out of a request, by either of the two methods.
+// readQuery returns the query of a GET or POST request.
 func readQuery(r *http.Request) ([]byte, int) {
 	switch r.Method {
 	case http.MethodGet:

@@ -9,8 +9,8 @@ import (
 	"portal/internal/dns/wire"
 )
 
-// limiter bounds how many like responses go to a network: who forges addresses should gain nothing by it. Its memory is
-// fixed; networks that fall on the same bucket share it.
+// limiter bounds how many identical responses go to a network, so that forging source addresses gains little. Its memory is
+// fixed; networks with the same hash share a bucket.
 type limiter struct {
 	rate    uint64 // responses a second
 	seed    maphash.Seed
@@ -34,8 +34,7 @@ func newLimiter(rate int) *limiter {
 	return &limiter{rate: uint64(rate), seed: maphash.MakeSeed(), buckets: make([]atomic.Uint64, 1<<14), start: time.Now().Add(-time.Hour)}
 }
 
-// check takes a token from the bucket of the client's network and the kind of response: denials share one, whatever
-// was asked for.
+// check takes a token from the bucket of the client's network and the kind of response: all denials are of one kind.
 func (l *limiter) check(from netip.Addr, q *wire.Query, out []byte, now time.Time) limitVerdict {
 	key := [24]byte{}
 	if from.Is4() {

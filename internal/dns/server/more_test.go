@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -15,6 +16,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -263,6 +265,48 @@ func TestUnansweredQueriesDenyNothingElse(t *testing.T) {
 			began := time.Now()
 			if m := ask(t, addr, "udp", name, dns.TypeA); m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 || time.Since(began) > 2*time.Second {
 				t.Fatalf("%s after %v: %v", name, time.Since(began), m)
+			}
+		}
+	}
+}
+
+// Connections above the limit are closed, of every protocol.
+func TestConnectionLimit(t *testing.T) {
+	config, _ := selfSigned(t)
+	s, _ := started(t, small(), Options{TLS: config, ListenTLS: []netip.AddrPort{loopback}, ListenHTTPS: []netip.AddrPort{loopback}, MaxTCPConns: 3})
+	for name, addr := range map[string]string{"TCP": s.streams[0].l.Addr().String(), "TLS": s.streams[1].l.Addr().String(), "HTTPS": s.https[0].l.Addr().String()} {
+		var conns []net.Conn
+		for range 3 {
+			c, err := net.Dial("tcp", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			conns = append(conns, c)
+		}
+		over, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		over.SetReadDeadline(time.Now().Add(3 * time.Second))
+		if _, err := over.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: a connection too many stays open: %v", name, err)
+		}
+		over.Close()
+		conns[0].Close()
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			c, err := net.Dial("tcp", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+			_, err = c.Read(make([]byte, 1))
+			c.Close()
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s: no connection after one was closed", name)
 			}
 		}
 	}
@@ -615,11 +659,17 @@ func TestMetricsUnderCoreDNSNames(t *testing.T) {
 	}
 }
 
-// FuzzMessages sends what strangers may send through the whole path of a message, and asks something good after each.
+// FuzzMessages sends arbitrary messages through the server, and a good query after each.
 func FuzzMessages(f *testing.F) {
 	w, questions := hot(f)
 	for _, q := range questions {
 		f.Add(q)
+	}
+	for _, rest := range []string{ // malformed beyond the question: see the parser's own tests
+		"\x00\x00\x29\x04\xd0\x00\x00\x00\x00\x00\x07\x00\x0a\x00\x04abc", "\x00\x00\x29\x04\xd0\x00\x01\x00\x00\x00\x00", "\xc0\x2c\x00\x01\x00\x01\x00\x00\x00\x00\x00\x00",
+		"\x01k\x00\x00\xfa\x00\xff\x00\x00\x00\x00\x00\x00", "",
+	} {
+		f.Add([]byte("\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x01\x03web\x04shop\x03svc\x07cluster\x05local\x00\x00\x01\x00\x01" + rest))
 	}
 	f.Add([]byte("\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x01\x03web\x04shop\x03svc\x07cluster\x05local\x00\x00\x01\x00\x01\x00\x00\x29\x04\xd0\x00\x00\x00\x00\x00\x32"))
 	good, buf := questions["A"], make([]byte, 0, outSize)

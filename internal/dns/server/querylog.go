@@ -11,7 +11,7 @@ import (
 	"portal/internal/dns/wire"
 )
 
-// queryLog writes a line for each answer.
+// queryLog writes a line for each response.
 type queryLog struct {
 	mu sync.Mutex
 	w  *bufio.Writer

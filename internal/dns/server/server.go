@@ -58,7 +58,7 @@ type Options struct {
 	AllowTransfer  []netip.Prefix // none: nobody
 	RateLimit      int            // identical responses a second to a network; 0: no limit
 	MaxUDPSize     int            // of responses; 0: DefaultUDPSize
-	MaxTCPConns    int
+	MaxTCPConns    int            // on each address, HTTPS included
 	// MaxWaiting bounds how many queries wait for upstreams.
 	MaxWaiting int
 	Sockets    int // UDP sockets on each address; 0: one for each processor
@@ -166,7 +166,7 @@ func (s *Server) listen() error {
 	for _, a := range s.opts.Listen {
 		err := s.listenBoth(a)
 		for try := 0; err != nil && a.Port() == 0 && try < 10; try++ {
-			err = s.listenBoth(a) // the port that UDP was given may be taken for TCP
+			err = s.listenBoth(a) // the port that was free for UDP may be taken for TCP
 		}
 		if err != nil {
 			return err
@@ -179,14 +179,14 @@ func (s *Server) listen() error {
 		}
 		c := s.opts.TLS.Clone()
 		c.NextProtos = []string{"dot"}
-		s.streams = append(s.streams, s.newStream(tls.NewListener(l, c), protoTLS))
+		s.streams = append(s.streams, s.newStream(tls.NewListener(s.limited(l), c), protoTLS))
 	}
 	for _, a := range s.opts.ListenHTTPS {
 		l, err := net.Listen("tcp", a.String())
 		if err != nil {
 			return fmt.Errorf("listen on https %s: %w", a, err)
 		}
-		s.https = append(s.https, s.newHTTPS(l))
+		s.https = append(s.https, s.newHTTPS(s.limited(l)))
 	}
 	return nil
 }
@@ -206,8 +206,12 @@ func (s *Server) listenBoth(a netip.AddrPort) error {
 		return fmt.Errorf("listen on tcp %s: %w", a, err)
 	}
 	s.udp = append(s.udp, sockets...)
-	s.streams = append(s.streams, s.newStream(l, protoTCP))
+	s.streams = append(s.streams, s.newStream(s.limited(l), protoTCP))
 	return nil
+}
+
+func (s *Server) limited(l net.Listener) net.Listener {
+	return limitConns(l, s.opts.MaxTCPConns, s.metrics.refusedConns)
 }
 
 func (s *Server) listenTCP(a netip.AddrPort) (net.Listener, error) {

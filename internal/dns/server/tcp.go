@@ -9,14 +9,13 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
 const (
 	idleTimeout  = 10 * time.Second
 	writeTimeout = 5 * time.Second
-	// pending is how many questions of one connection may wait for others to answer.
+	// pending is how many queries of one connection may wait for upstreams.
 	pending = 64
 )
 
@@ -28,7 +27,6 @@ type stream struct {
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
-	open  atomic.Int64
 }
 
 func (s *Server) newStream(l net.Listener, p proto) *stream {
@@ -55,16 +53,11 @@ func (t *stream) serve(ctx context.Context) error {
 				return nil
 			}
 			var ne net.Error
-			if errors.As(err, &ne) { // out of descriptors: others will be given back
+			if errors.As(err, &ne) { // out of descriptors: others will be closed
 				time.Sleep(10 * time.Millisecond)
 				continue
 			}
 			return err
-		}
-		if t.open.Load() >= int64(t.s.opts.MaxTCPConns) {
-			c.Close() // one slow client more must not cost the good ones theirs
-			t.s.metrics.refusedConns.Inc()
-			continue
 		}
 		t.keep(ctx, c)
 		wg.Go(func() {
@@ -75,7 +68,6 @@ func (t *stream) serve(ctx context.Context) error {
 }
 
 func (t *stream) keep(ctx context.Context, c net.Conn) {
-	t.open.Add(1)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.conns[c] = struct{}{}
@@ -89,10 +81,9 @@ func (t *stream) forget(c net.Conn) {
 	t.mu.Lock()
 	delete(t.conns, c)
 	t.mu.Unlock()
-	t.open.Add(-1)
 }
 
-// conversation is one connection. Questions are answered in the order in which their answers are known.
+// conversation is one connection. Queries are answered as soon as their answers are known, not in order.
 type conversation struct {
 	t    *stream
 	c    net.Conn
@@ -113,7 +104,7 @@ func (t *stream) converse(c net.Conn) {
 	buf := make([]byte, 0, 1024)
 	out := make([]byte, 0, 4096)
 	for {
-		// The whole of a question must come within the time: who sends a byte now and then keeps nothing open.
+		// A whole query must arrive within the time: a byte now and then does not keep a connection open.
 		c.SetReadDeadline(time.Now().Add(idleTimeout))
 		var head [2]byte
 		if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -141,7 +132,7 @@ func (v *conversation) handle(out, msg []byte) ([]byte, error) {
 	v.w.count.mu.Lock()
 	got, verdict := v.w.handle(out[:0], msg, v.from)
 	if verdict == reply && len(got) > 2 && got[2]&2 != 0 && cap(out) < 65535 {
-		out = make([]byte, 0, 65535) // cut off by our buffer: once more with one that holds any message
+		out = make([]byte, 0, 65535) // truncated because of the buffer: again, with one that holds any message
 		got, verdict = v.w.handle(out, msg, v.from)
 	}
 	v.w.count.spent(1, time.Since(v.w.now))
