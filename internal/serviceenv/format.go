@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// Formats are the ways in which Write can write.
+// Formats are the formats of Write.
 var Formats = []string{"sh", "docker", "json"}
 
 // Write writes variables: sh for eval, docker for --env-file and a unit's EnvironmentFile, json as a list of
-// {"name","value"}. It returns the names that a shell cannot hold, which sh leaves out.
+// {"name","value"}. It returns the names that are not valid in a shell, which sh leaves out.
 func Write(w io.Writer, vars []Var, format string) (skipped []string, err error) {
 	switch format {
 	case "json":
@@ -35,7 +35,7 @@ func Write(w io.Writer, vars []Var, format string) (skipped []string, err error)
 	return nil, fmt.Errorf("no format %q: one of %s", format, strings.Join(Formats, ", "))
 }
 
-// writeShell assigns first and exports at the end: so it survives `eval $(…)`, which joins the lines by blanks.
+// writeShell assigns first and exports at the end, so that it works with `eval $(…)`, which joins lines with blanks.
 func writeShell(w io.Writer, vars []Var) (skipped []string, err error) {
 	var names []string
 	for _, v := range vars {

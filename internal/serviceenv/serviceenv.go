@@ -1,4 +1,4 @@
-// Package serviceenv makes the environment variables by which a container finds Services: the plain pair
+// Package serviceenv makes the environment variables that tell a container where Services are: the plain pair
 // {SVCNAME}_SERVICE_HOST and _SERVICE_PORT, and those of Docker links. It is pure: Services in, variables out.
 package serviceenv
 
@@ -28,7 +28,7 @@ func All(services []*intent.Service) []Var {
 }
 
 // ForPod returns the variables that a Pod of a namespace gets: those of the API server's Service, and with links those
-// of every Service in its own namespace, where one named kubernetes takes the place of the API server's.
+// of every Service in its own namespace; one of those named kubernetes replaces the API server's.
 func ForPod(services []*intent.Service, namespace string, links bool) []Var {
 	chosen := map[string]*intent.Service{}
 	for _, s := range services {

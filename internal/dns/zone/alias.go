@@ -8,25 +8,25 @@ import (
 	"portal/internal/dns/wire"
 )
 
-// maxChain bounds how many names may stand for one another.
+// maxChain bounds the length of a chain of CNAMEs.
 const maxChain = 11
 
-// link is one record of an answer that leads through several names.
+// link is a record of a CNAME chain.
 type link struct {
-	owner  string // wire form; empty: the name asked for
+	owner  string // wire form; empty: the queried name
 	typ    uint16
 	target string // of a CNAME
 	data   []byte // of others: as in a set
 }
 
-// Chain is an answer that leads out of the zones: what is known, and where it goes on.
+// Chain is a CNAME chain that leads out of the zones.
 type Chain struct {
 	links []link
-	// Outside are the names to look up elsewhere, in wire form; their answers belong to the end of the response.
+	// Outside are the names that must be resolved elsewhere, in wire form; their records end the response.
 	Outside []string
 }
 
-// alias answers for a name that stands for others.
+// alias answers for a name that is an alias of others.
 func (z *Zones) alias(dst []byte, r *Request, g *origin, n *Name) ([]byte, Outcome) {
 	c := &Chain{}
 	if r.QType == wire.TypeCNAME {
@@ -44,7 +44,7 @@ func (z *Zones) alias(dst []byte, r *Request, g *origin, n *Name) ([]byte, Outco
 	return dst, Chase
 }
 
-// follow returns the links from a name to its addresses; none if they lead nowhere, or in a circle.
+// follow returns the links from a name to its addresses; none if a target does not exist or there is a loop.
 func (z *Zones) follow(r *Request, g *origin, n *Name, owner string, seen []string, c *Chain) (links []link) {
 	if s := n.find(r.QType); s != nil {
 		links = append(links, link{owner: owner, typ: r.QType, data: s.data})
@@ -70,7 +70,7 @@ func (z *Zones) follow(r *Request, g *origin, n *Name, owner string, seen []stri
 	return links
 }
 
-// within says whether a name is a zone's or below it.
+// within reports whether a name is a zone's or below it.
 func within(name, zone string) bool {
 	for at := 0; ; at += 1 + int(name[at]) {
 		if name[at:] == zone {
@@ -82,7 +82,7 @@ func within(name, zone string) bool {
 	}
 }
 
-// name finds a name of a zone, and writes it out.
+// name returns a name of a zone with its records.
 func (z *Zones) name(owner string, g *origin) *Name {
 	var q wire.Query
 	msg := append(make([]byte, wire.HeaderLen, wire.HeaderLen+len(owner)+4), owner...)
@@ -115,8 +115,7 @@ func (z *Zones) name(owner string, g *origin) *Name {
 	return newName(owner, owner[len(prefix):], z.opts.TTL, match)
 }
 
-// Finish writes the response of a chain. found are the records that elsewhere gave for its end, in wire form without
-// pointers.
+// Finish writes the response of a chain. found are the records of its Outside names, in wire form without compression.
 func (z *Zones) Finish(dst []byte, r *Request, c *Chain, found [][]byte) []byte {
 	dst = r.Begin(dst)
 	opt := 0
@@ -147,7 +146,7 @@ func (z *Zones) Finish(dst []byte, r *Request, c *Chain, found [][]byte) []byte 
 	return dst
 }
 
-// records writes a link out, with the owner in full where it is not the name asked for.
+// records returns a link's records, with the owner in full if it is not the queried name.
 func (l link) records(ttl uint32) [][]byte {
 	if l.typ == wire.TypeCNAME {
 		rr := append(appendRR(nil, toQuestion, wire.TypeCNAME, ttl, len(l.target)), l.target...)

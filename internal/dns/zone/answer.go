@@ -8,7 +8,7 @@ import (
 	"portal/internal/intent"
 )
 
-// Outcome is what Answer made of a question.
+// Outcome is the result of Answer.
 type Outcome uint8
 
 const (
@@ -16,13 +16,13 @@ const (
 	Answered Outcome = iota
 	// Foreign: the name is in none of the zones.
 	Foreign
-	// Denied is Answered, for a name that is not there: a server may ask elsewhere instead.
+	// Denied is Answered with a denial: the server may resolve the name elsewhere instead.
 	Denied
-	// Chase: the name stands for another that is not in the zones; Chain tells more.
+	// Chase: the name is an alias of one that is not in the zones; see Chain.
 	Chase
 )
 
-// Request is a question together with how it may be answered.
+// Request is a query and how it may be answered.
 type Request struct {
 	*wire.Query
 	Limit     int    // of the response
@@ -32,11 +32,11 @@ type Request struct {
 	Cut bool
 	// Zone is set to the index of the name's zone, -1 for none.
 	Zone int
-	// Chain is filled in for Chase: what has been found so far, and the names that are left to look up.
+	// Chain is set for Chase: what has been found so far, and the names that must be resolved elsewhere.
 	Chain *Chain
 }
 
-// Origin returns the zone that a name is in: its wire form, whether it is of addresses; false for none.
+// Origin returns the zone that a name is in, in wire form, and whether it is a reverse zone; false for none.
 func (z *Zones) Origin(q *wire.Query) (name string, reverse, ok bool) {
 	g, _ := z.origin(q)
 	if g == nil {
@@ -57,7 +57,7 @@ func (z *Zones) origin(q *wire.Query) (*origin, int) {
 	return nil, -1
 }
 
-// Answer writes the response to a question into dst, which must have room for r.Limit bytes.
+// Answer writes the response to a query into dst, which must have room for r.Limit bytes.
 func (z *Zones) Answer(dst []byte, r *Request) ([]byte, Outcome) {
 	g, at := z.origin(r.Query)
 	r.Zone = at
@@ -81,7 +81,7 @@ func (z *Zones) Answer(dst []byte, r *Request) ([]byte, Outcome) {
 		return z.show(dst, r, g, &v)
 	}
 	if n == nil {
-		// SOA is a question about the zone, which is there.
+		// SOA is about the zone, which exists.
 		if r.QType == wire.TypeSOA {
 			return z.negative(dst, r, g, wire.NoError), Answered
 		}
@@ -104,7 +104,7 @@ func (z *Zones) without(dst []byte, r *Request, g *origin, n *Name) ([]byte, Out
 		}
 		return z.negative(dst, r, g, wire.NoError), Answered
 	}
-	// Where a name is there for some types only, CoreDNS denies the name itself for others; clients have come to know it.
+	// If a name has records of some types only, CoreDNS answers NXDOMAIN for others; clients rely on it.
 	absent := false
 	switch n.kind {
 	case bare:
@@ -153,7 +153,7 @@ func (z *Zones) positive(dst []byte, r *Request, g *origin, s *set) []byte {
 	return dst
 }
 
-// fit returns how much of the records fits into a room: how many bytes, answers and additional records.
+// fit returns how many bytes, answers and additional records fit into a number of bytes.
 func fit(data []byte, an, ar, room int) (n, fitAN, fitAR int) {
 	for i := range an + ar {
 		end := recordEnd(data, n)
@@ -198,7 +198,7 @@ func keepCase(msg []byte, at, records int, asked []byte, origin string) {
 	}
 }
 
-// negative says that there is nothing: no such name, or no such records of it.
+// negative answers that there is no such name, or that it has no such records.
 func (z *Zones) negative(dst []byte, r *Request, g *origin, rcode uint8) []byte {
 	dst = z.appendSOA(r.Begin(dst), wire.HeaderLen+len(r.Name())-len(g.wire))
 	ar := 0
@@ -233,7 +233,7 @@ func (z *Zones) appendSOA(b []byte, at int) []byte {
 	return b
 }
 
-// lookup finds a name of a zone: either written out, or as a view of a Service; nothing if it is not there.
+// lookup finds a name of a zone, with its records or as a view of a Service; neither if it does not exist.
 func (z *Zones) lookup(q *wire.Query, g *origin) (*Name, view) {
 	below := q.Labels() - g.labels
 	if g.reverse || below < 3 {
@@ -264,7 +264,7 @@ func (z *Zones) lookup(q *wire.Query, g *origin) (*Name, view) {
 
 func bareLabel(l []byte) bool { return l[0] != '_' || len(l) == 1 }
 
-// port answers for a port's name that is not written in full, leaving out an underscore or the port.
+// port answers for a port's name in an unusual form: without an underscore, or without the port.
 func (z *Zones) port(q *wire.Query, s *service, g *origin) *Name {
 	label, proto := bytes.TrimPrefix(q.Label(0), []byte("_")), bytes.TrimPrefix(q.Label(1), []byte("_"))
 	e := z.cluster.Entry(s.key())
@@ -293,7 +293,7 @@ func (z *Zones) Origins() []string {
 	return out
 }
 
-// IsApex says whether a zone itself is asked for.
+// IsApex reports whether the queried name is a zone itself.
 func (z *Zones) IsApex(q *wire.Query) bool {
 	g, _ := z.origin(q)
 	return g != nil && len(q.Name()) == len(g.wire)

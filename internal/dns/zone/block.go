@@ -2,13 +2,13 @@ package zone
 
 import "strings"
 
-// block reads what a packer wrote.
+// block is the decoded form of what a packer writes.
 type block struct {
 	n4, n6  int
 	count   int // of members
 	nsets   int
 	sets    string
-	index   string // empty where there are few members
+	index   string // empty if there are few members
 	members string
 }
 
@@ -41,7 +41,7 @@ func readBlock(s string) (b block) {
 	return b
 }
 
-// host is a member as it lies in a block.
+// host is a member of a block.
 type host struct {
 	label  string
 	set    int
@@ -61,7 +61,7 @@ func (h *host) has(a string) bool {
 	return false
 }
 
-// host reads the member at an offset, and says where the next one is.
+// host decodes the member at an offset, and returns the offset of the next.
 func (b *block) host(at int) (h host, next int) {
 	n := int(b.members[at])
 	h.label = b.members[at+1 : at+1+n]

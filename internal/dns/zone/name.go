@@ -7,24 +7,24 @@ import (
 	"portal/internal/dns/wire"
 )
 
-// Name is a name with all its answers written out: records in wire form whose owner points at the question, so that an
-// answer is the header, the question as asked, and a copy.
+// Name is a name with all its records in wire form. Their owner is a pointer to the question, so that an answer is a header,
+// the question as received, and a copy.
 type Name struct {
 	owner string // wire form, lower case
 	kind  kind
 	n     uint8
-	sets  [2]set // what nearly every name does with
+	sets  [2]set // enough for nearly every name
 	more  *more
 }
 
-// more is what few names have.
+// more is what only few names have.
 type more struct {
 	sets []set
-	// targets are the names that this one stands for: of an ExternalName Service.
+	// targets are what the name is an alias of: those of an ExternalName Service.
 	targets []string
 }
 
-// kind says how a name treats types for which it has no records.
+// kind is how a name answers for types that it has no records of.
 type kind uint8
 
 const (
@@ -39,7 +39,7 @@ const (
 type set struct {
 	typ    uint16
 	an, ar uint16
-	// stride is the length of each record where all are alike and may be rotated.
+	// stride is the length of a record if all have the same and may be rotated.
 	stride uint8
 	data   []byte // answers, then additional records
 }
@@ -110,7 +110,7 @@ func appendAddr(b []byte, owner uint16, ttl uint32, a netip.Addr) []byte {
 	return append(appendRR(b, owner, wire.TypeAAAA, ttl, 16), v[:]...)
 }
 
-// record is one thing behind a name: an address, or a domain name, with a port or none.
+// record is an address or a domain name that a name resolves to, with a port or none.
 type record struct {
 	host   string // endpoint's own label; empty: the Service itself
 	addr   netip.Addr
@@ -120,7 +120,7 @@ type record struct {
 	proto  string
 }
 
-// newName prepares a name from what is behind it. base is the Service's own name.
+// newName makes a name of what it resolves to. base is the Service's own name.
 func newName(owner, base string, ttl uint32, records []record) *Name {
 	n := &Name{owner: owner}
 	n.addAddresses(ttl, records)
@@ -161,7 +161,7 @@ func (n *Name) addAddresses(ttl uint32, records []record) {
 	}
 }
 
-// exact gives back the spare room of a buffer that will be kept.
+// exact copies a buffer without spare capacity.
 func exact(b []byte) []byte { return append(make([]byte, 0, len(b)), b...) }
 
 // addServices prepares SRV records, and the addresses of their targets as additional ones.
@@ -227,7 +227,7 @@ func (n *Name) addServices(base string, ttl uint32, records []record) {
 	}
 }
 
-// weightOf is the weight of each of a number of SRV records, as CoreDNS deals it out.
+// weightOf is the weight of each of a number of SRV records, as CoreDNS computes it.
 func weightOf(total int) uint16 { return max(1, uint16(100.0/float64(100*total)*100)) }
 
 func appendTarget(b []byte, host, base string) []byte {

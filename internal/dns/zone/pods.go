@@ -14,7 +14,7 @@ type podIndex struct {
 	byAddr map[netip.Addr][]intent.Key
 }
 
-// updatePods renews the index. Pods come and go in bursts, which a feed gathers: one copy serves a whole burst.
+// updatePods replaces the index. Pods change in bursts, which a feed coalesces: there is one copy for each burst.
 func (z *Zones) updatePods(dirty map[intent.Key]struct{}) {
 	next := &podIndex{byAddr: maps.Clone(z.pods.Load().byAddr)}
 	if next.byAddr == nil {
@@ -53,7 +53,7 @@ func (z *Zones) NamespaceOf(a netip.Addr) string {
 	return keys[0].Namespace
 }
 
-// podAddr reads the address that a Pod's name is made of.
+// podAddr parses the address in a Pod's name.
 func podAddr(label []byte) (netip.Addr, bool) {
 	if bytes.IndexByte(label, '%') >= 0 || bytes.IndexByte(label, '.') >= 0 || bytes.IndexByte(label, ':') >= 0 {
 		return netip.Addr{}, false
@@ -66,7 +66,7 @@ func podAddr(label []byte) (netip.Addr, bool) {
 	return a.Unmap(), err == nil
 }
 
-// pod answers for <address>.<namespace>.pod: the name as it would have been prepared, nil for none.
+// pod makes the name <address>.<namespace>.pod, nil if it does not exist.
 func (z *Zones) pod(owner, namespace, label []byte, g origin) *Name {
 	if z.opts.Pods == PodsDisabled || z.get(branch(namespace, pod, g.wire)) == nil {
 		return nil
@@ -83,7 +83,7 @@ func (z *Zones) pod(owner, namespace, label []byte, g origin) *Name {
 }
 
 func (z *Zones) verified(a netip.Addr, label []byte, namespace string) bool {
-	// Only the usual way to write an address is a Pod's name.
+	// A Pod's name has its address in canonical form.
 	if strings.NewReplacer(".", "-", ":", "-").Replace(a.String()) != string(label) {
 		return false
 	}

@@ -13,13 +13,13 @@ import (
 // hashAddr hashes an address in the form of a block.
 func (z *Zones) hashAddr(a string) uint64 { return maphash.String(z.seed, a) }
 
-// eachAddr calls do with each address that leads back to a Service: its cluster IPs and its ready endpoints', whether
-// the Service itself is there or not.
+// eachAddr calls do with each address that a Service has a PTR record for: its cluster IPs and those of its ready endpoints, even
+// if only the endpoints exist.
 func (s *service) eachAddr(do func(a string)) {
-	if s == nil || s.is(secret) {
+	if s == nil || s.is(noReverse) {
 		return
 	}
-	for _, b := range [...]block{s.front(), s.ends()} {
+	for _, b := range [...]block{s.clusterIPs(), s.endpoints()} {
 		for at, i := 0, 0; i < b.count; i++ {
 			var h host
 			h, at = b.host(at)
@@ -33,7 +33,7 @@ func (s *service) eachAddr(do func(a string)) {
 	}
 }
 
-// allAddrs lists what the table of addresses holds.
+// allAddrs lists the contents of the table of addresses.
 func (z *Zones) allAddrs(add func(uint64, *service)) {
 	z.services.each(func(s *service) bool {
 		s.eachAddr(func(a string) { add(z.hashAddr(a), s) })
@@ -41,8 +41,8 @@ func (z *Zones) allAddrs(add func(uint64, *service)) {
 	})
 }
 
-// updateReverse lets the addresses of a Service lead to its new state in place of the old one. Those that are in both
-// lead somewhere at every moment.
+// updateReverse replaces the old state of a Service by the new one in the table of addresses. Addresses of both are in the
+// table at every moment.
 func (z *Zones) updateReverse(was, now *service) {
 	now.eachAddr(func(a string) {
 		z.reverse.put(z.hashAddr(a), now, func(s *service) bool { return s == was || s == now })
@@ -52,15 +52,15 @@ func (z *Zones) updateReverse(was, now *service) {
 	})
 }
 
-// pointers appends the Services that an address leads back to, in an order that does not depend on how it came about.
-// One that has it as its cluster IP comes alone, before endpoints that share it.
-func (z *Zones) pointers(out []*service, a string) (found []*service, front bool) {
+// pointers appends the Services that have an address, in an order that does not depend on history. If the address is a
+// cluster IP, only its Service is returned, even if endpoints have it, too.
+func (z *Zones) pointers(out []*service, a string) (found []*service, virtual bool) {
 	z.reverse.find(z.hashAddr(a), func(s *service) bool {
-		inFront := s.front().has(a)
+		isClusterIP := s.clusterIPs().has(a)
 		switch {
-		case inFront && !front:
-			out, front = append(out[:0], s), true
-		case inFront || !front && s.ends().has(a) && !slices.Contains(out, s):
+		case isClusterIP && !virtual:
+			out, virtual = append(out[:0], s), true
+		case isClusterIP || !virtual && s.endpoints().has(a) && !slices.Contains(out, s):
 			out = append(out, s)
 		}
 		return false
@@ -68,10 +68,10 @@ func (z *Zones) pointers(out []*service, a string) (found []*service, front bool
 	slices.SortFunc(out, func(a, b *service) int {
 		return cmp.Or(cmp.Compare(a.namespace(), b.namespace()), cmp.Compare(a.name(), b.name()))
 	})
-	if front {
+	if virtual {
 		out = out[:1]
 	}
-	return out, front
+	return out, virtual
 }
 
 func (b block) has(a string) bool {
@@ -87,14 +87,14 @@ func (b block) has(a string) bool {
 // pointer answers for the name of an address, false if nothing has it.
 func (z *Zones) pointer(dst []byte, r *Request, g *origin, a string) ([]byte, Outcome, bool) {
 	var few [8]*service
-	found, front := z.pointers(few[:0], a)
+	found, virtual := z.pointers(few[:0], a)
 	w := writer{Request: r, dst: r.Begin(dst), ttl: z.opts.TTL, room: r.Limit}
 	if r.EDNS {
 		w.room -= wire.OPTLen
 	}
 	any := false
 	for _, s := range found {
-		z.eachTarget(s, a, front, func(t target) {
+		z.eachTarget(s, a, virtual, func(t target) {
 			any = true
 			if r.QType == wire.TypePTR && w.fits(12+t.len()) {
 				w.dst = t.append(appendRR(w.dst, toQuestion, wire.TypePTR, w.ttl, t.len()))
@@ -113,12 +113,12 @@ func (z *Zones) pointer(dst []byte, r *Request, g *origin, a string) ([]byte, Ou
 	return z.negative(dst, r, g, wire.NXDomain), Denied, true
 }
 
-// eachTarget calls do with the names that an address of a Service leads to.
-func (z *Zones) eachTarget(s *service, a string, front bool, do func(target)) {
+// eachTarget calls do with the targets of the PTR records of a Service's address.
+func (z *Zones) eachTarget(s *service, a string, virtual bool, do func(target)) {
 	t := target{labels: s.labels(), zone: z.origins[0].bytes}
-	b := s.ends()
-	if front {
-		b = s.front()
+	b := s.endpoints()
+	if virtual {
+		b = s.clusterIPs()
 	}
 	for at, i := 0, 0; i < b.count; i++ {
 		var h host
@@ -130,13 +130,13 @@ func (z *Zones) eachTarget(s *service, a string, front bool, do func(target)) {
 	}
 }
 
-// pointerName writes out what an address leads to, nil for nothing.
+// pointerName makes the reverse name of an address with its PTR records, nil if it has none.
 func (z *Zones) pointerName(a string) *Name {
-	found, front := z.pointers(nil, a)
+	found, virtual := z.pointers(nil, a)
 	n := &Name{kind: ptrOnly}
 	p := set{typ: wire.TypePTR}
 	for _, s := range found {
-		z.eachTarget(s, a, front, func(t target) {
+		z.eachTarget(s, a, virtual, func(t target) {
 			p.data = t.append(appendRR(p.data, toQuestion, wire.TypePTR, z.opts.TTL, t.len()))
 			p.an++
 		})
@@ -155,7 +155,7 @@ const (
 	arpa6 = "\x03ip6\x04arpa\x00"
 )
 
-// reverseName is the name that leads from an address to its names.
+// reverseName is the name below in-addr.arpa or ip6.arpa for an address.
 func reverseName(a netip.Addr) string {
 	var b []byte
 	if a.Is4() {

@@ -9,25 +9,25 @@ import (
 	"portal/internal/intent"
 )
 
-// service is all that the names of one Service answer, in every zone, packed: an answer is a look-up by the Service's
-// labels and a walk over a few bytes. A cluster has many endpoints, most of whose names nobody ever asks for; records
-// written out for each would be several times as large as what they say. It is replaced, never changed.
+// service is everything that the names of one Service resolve to, in every zone, in packed form: answering is a lookup by the
+// Service's labels and a walk over a few bytes. A cluster has many endpoints, most of whose names are never queried, and
+// full records would be several times as large. A service is replaced, never changed.
 type service struct {
 	// data is a byte of flags, the Service's two labels (its name and its namespace), and two blocks: its cluster IPs and
 	// its ready endpoints.
 	data string
-	// written are names with their records written out, by owner: of an ExternalName Service, and of those whose
-	// endpoints do not fit the packed form.
+	// written are names with full records, by owner: of an ExternalName Service, and of one whose endpoints do not fit the
+	// packed form.
 	written map[string]*Name
 	names   int
 }
 
 const (
-	ownFront = 1 << iota // the Service's own name leads to its cluster IPs
-	ownEnds              // to its endpoints
-	endNames             // endpoints have names
-	hidden               // the namespace is not shown
-	secret               // nor do addresses lead back to it
+	ownClusterIPs = 1 << iota // the Service's own name resolves to its cluster IPs
+	ownEndpoints              // to its endpoints
+	endpointNames             // endpoints have names
+	hidden                    // the namespace is not served
+	noReverse                 // nor are there PTR records
 )
 
 func (s *service) is(flag byte) bool { return s.data[0]&flag != 0 }
@@ -44,19 +44,19 @@ func (s *service) blocksAt() int {
 	return at + 1 + int(s.data[at])
 }
 
-func (s *service) front() block {
+func (s *service) clusterIPs() block {
 	n, at := uvarint(s.data, s.blocksAt())
 	return readBlock(s.data[at : at+n])
 }
 
-func (s *service) ends() block {
+func (s *service) endpoints() block {
 	n, at := uvarint(s.data, s.blocksAt())
 	return readBlock(s.data[at+n:])
 }
 
 func (s *service) key() intent.Key { return intent.Key{Namespace: s.namespace(), Name: s.name()} }
 
-// serviceLabels is what a Service is found by, empty if it cannot be named.
+// serviceLabels is the key of a Service, empty if it can't have a name.
 func serviceLabels(k intent.Key) string {
 	if len(k.Name) > 63 || len(k.Namespace) > 63 || k.Name == "" || k.Namespace == "" {
 		return ""
@@ -66,20 +66,20 @@ func serviceLabels(k intent.Key) string {
 	return string(append(append(b, byte(len(k.Namespace))), strings.ToLower(k.Namespace)...))
 }
 
-// prepare packs what is known about a Service name.
+// prepare packs what a Service's names resolve to.
 func (z *Zones) prepare(k intent.Key, labels string, e *intent.Entry) *service {
-	front, ends := newPacker(), newPacker()
+	clusterIPs, endpoints := newPacker(), newPacker()
 	if e.Service != nil {
-		set := front.portSet(servicePorts(e.Service))
+		set := clusterIPs.portSet(servicePorts(e.Service))
 		for _, a := range e.Service.ClusterIPs {
-			front.add("", a.Unmap(), set)
+			clusterIPs.add("", a.Unmap(), set)
 		}
 	}
 	if !z.opts.NoEndpoints {
-		z.packEndpoints(ends, e)
+		z.packEndpoints(endpoints, e)
 	}
-	s := &service{names: len(front.byAddr) + len(ends.byAddr)}
-	flags, plain := z.shows(k, e, front, ends)
+	s := &service{names: len(clusterIPs.byAddr) + len(endpoints.byAddr)}
+	flags, plain := z.shows(k, e, clusterIPs, endpoints)
 	switch {
 	case flags&hidden != 0:
 	case !plain:
@@ -88,38 +88,38 @@ func (z *Zones) prepare(k intent.Key, labels string, e *intent.Entry) *service {
 			s.written[n.owner] = n
 		}
 		s.names += len(s.written)
-	case flags&endNames != 0:
-		s.names += len(z.opts.Zones) * (1 + len(ends.members))
+	case flags&endpointNames != 0:
+		s.names += len(z.opts.Zones) * (1 + len(endpoints.members))
 	}
-	first := front.pack()
+	first := clusterIPs.pack()
 	b := append([]byte{flags}, labels...)
 	b = append(binary.AppendUvarint(b, uint64(len(first))), first...)
-	s.data = string(append(b, ends.pack()...))
+	s.data = string(append(b, endpoints.pack()...))
 	return s
 }
 
-// shows decides which names of a Service there are, and whether the packed form can answer for them.
-func (z *Zones) shows(k intent.Key, e *intent.Entry, front, ends *packer) (flags byte, plain bool) {
+// shows decides which names a Service has, and whether they fit the packed form.
+func (z *Zones) shows(k intent.Key, e *intent.Entry, clusterIPs, endpoints *packer) (flags byte, plain bool) {
 	if !z.exposed(k.Namespace) {
 		flags |= hidden
 		if z.only != nil {
-			flags |= secret
+			flags |= noReverse
 		}
 	}
 	switch own := e.Service; {
 	case own == nil:
 		return flags, true
-	case own.Type == intent.ExternalName || front.odd || ends.odd:
+	case own.Type == intent.ExternalName || clusterIPs.unpackable || endpoints.unpackable:
 		return flags, false
 	case own.Headless:
-		return flags | ownEnds | endNames, true
-	case z.opts.IgnoreEmpty && len(ends.members) == 0:
+		return flags | ownEndpoints | endpointNames, true
+	case z.opts.IgnoreEmpty && len(endpoints.members) == 0:
 		return flags, true
 	}
-	return flags | ownFront | endNames, true
+	return flags | ownClusterIPs | endpointNames, true
 }
 
-// servicePorts are a Service's ports, as an endpoint's are.
+// servicePorts are a Service's ports in the form of an endpoint's.
 func servicePorts(s *intent.Service) []intent.EndpointPort {
 	out := make([]intent.EndpointPort, len(s.Ports))
 	for i, p := range s.Ports {
@@ -136,7 +136,7 @@ func (z *Zones) packEndpoints(p *packer, e *intent.Entry) {
 			switch {
 			case !end.Is(intent.Ready):
 			case sl.Family == 0:
-				p.odd = true
+				p.unpackable = true
 			case end.Addr.IsValid():
 				p.add(z.hostname(sl, i), end.Addr.Unmap(), set)
 			}
@@ -164,20 +164,20 @@ type portSet struct {
 	addrs int // addresses that have these ports
 }
 
-// packer gathers a block. It is odd when the block cannot say all: the records are then written out.
+// packer builds a block. It is unpackable if the form can't express everything: full records are used instead.
 type packer struct {
-	members []member
-	sets    []portSet
-	byLabel map[string]int
-	byAddr  map[netip.Addr]int
-	odd     bool
+	members    []member
+	sets       []portSet
+	byLabel    map[string]int
+	byAddr     map[netip.Addr]int
+	unpackable bool
 }
 
 func newPacker() *packer {
 	return &packer{byLabel: map[string]int{}, byAddr: map[netip.Addr]int{}}
 }
 
-// portSet returns the number of a set of ports, which is added if it is new.
+// portSet returns the index of a set of ports, which it adds if it is new.
 func (p *packer) portSet(list []intent.EndpointPort) int {
 	ports := []port{{}} // an address without ports is still an address
 	if len(list) > 0 {
@@ -187,7 +187,7 @@ func (p *packer) portSet(list []intent.EndpointPort) int {
 		one := port{number: l.Port, pair: portPair(strings.ToLower(l.Name), strings.ToLower(l.Protocol.String()))}
 		for _, other := range ports {
 			one.repeat = one.repeat || other.number == one.number
-			p.odd = p.odd || one.pair != "" && other.pair == one.pair
+			p.unpackable = p.unpackable || one.pair != "" && other.pair == one.pair
 		}
 		ports = append(ports, one)
 	}
@@ -197,7 +197,7 @@ func (p *packer) portSet(list []intent.EndpointPort) int {
 		}
 	}
 	p.sets = append(p.sets, portSet{ports: ports})
-	p.odd = p.odd || len(p.sets) > 255
+	p.unpackable = p.unpackable || len(p.sets) > 255
 	return len(p.sets) - 1
 }
 
@@ -217,12 +217,12 @@ func (p *packer) add(label string, a netip.Addr, set int) {
 		p.members = append(p.members, member{label: label, set: set})
 	}
 	m := &p.members[at]
-	p.odd = p.odd || m.set != set
+	p.unpackable = p.unpackable || m.set != set
 	if other, taken := p.byAddr[a]; taken {
 		if other == at {
 			return
 		}
-		p.odd = true
+		p.unpackable = true
 	}
 	p.byAddr[a] = at
 	list := &m.v6
@@ -233,8 +233,8 @@ func (p *packer) add(label string, a netip.Addr, set int) {
 		return
 	}
 	if len(*list) == 255 {
-		// One label cannot hold more: a second entry of the same keeps the way back.
-		p.odd = true
+		// A member can't hold more: a second one with the same label keeps the PTR records.
+		p.unpackable = true
 		p.byLabel[label] = len(p.members)
 		p.members = append(p.members, member{label: label, set: set})
 		p.add(label, a, set)
@@ -248,7 +248,7 @@ func (p *packer) add(label string, a netip.Addr, set int) {
 //
 //	counts of IPv4 and IPv6 addresses, members, sets; length of the sets
 //	each set: its length, the count of its addresses, its ports: number, length of the pair and whether a repeat, pair
-//	members sorted by label, as offsets from the first one, where there are many
+//	members sorted by label, as offsets from the first one, if there are many
 //	each member: label, number of its set, counts of its addresses, addresses
 func (p *packer) pack() []byte {
 	if len(p.members) == 0 {
@@ -300,5 +300,5 @@ func (p *packer) pack() []byte {
 	return append(b, members...)
 }
 
-// fewMembers are looked through one by one.
+// fewMembers are searched one by one.
 const fewMembers = 8

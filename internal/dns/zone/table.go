@@ -2,34 +2,34 @@ package zone
 
 import "sync/atomic"
 
-// table finds values by a hash. One goroutine writes; readers take no lock and never wait. It keeps no keys: who asks
-// says which of the values with the hash is meant, and there may be several.
+// table is a hash table with one writer, whose readers take no lock and never wait. It keeps no keys: the caller decides
+// which of the values with a hash it wants, and there may be several.
 type table[T any] struct {
 	slots atomic.Pointer[slots[T]]
-	used  int // slots that are not empty, graves counted
+	used  int // slots that are not empty, tombstones included
 	live  int
-	// all lists what the table is to hold, for the move to one of another size.
+	// all lists the values, to rebuild the table with another size.
 	all func(add func(hash uint64, v *T))
 }
 
-// slots are tried one after the other from a hash's own. The tags, a part of each hash, are looked through first: they
-// lie close together, while each value is a walk through memory. Tag 0 is an empty slot, 1 a grave, whose value was
-// removed and past which a search goes on.
+// slots are probed linearly. The tags, a part of each hash, are compared first: they are close together in memory, while the
+// values are not. Tag 0 is an empty slot. Tag 1 is a tombstone: it keeps the slot of a removed value occupied, so that
+// readers search on past it.
 type slots[T any] struct {
 	tags   []atomic.Uint32
 	values []atomic.Pointer[T]
 }
 
 const (
-	empty = 0
-	grave = 1
+	empty     = 0
+	tombstone = 1
 )
 
 func newSlots[T any](n int) *slots[T] {
 	return &slots[T]{make([]atomic.Uint32, n), make([]atomic.Pointer[T], n)}
 }
 
-// newTable returns an empty table. hash is that of a value, for tables where each value has one.
+// newTable returns an empty table. hash returns the hash of a value; it is nil if values have several.
 func newTable[T any](hash func(*T) uint64) *table[T] {
 	t := &table[T]{}
 	t.all = func(add func(uint64, *T)) {
@@ -41,7 +41,7 @@ func newTable[T any](hash func(*T) uint64) *table[T] {
 
 func tagOf(h uint64) uint32 { return uint32(h>>32) | 2 }
 
-// find returns the first value with the hash that match wants. Some of those it is shown may have another hash.
+// find returns the first value with the hash that matches. match may be called with values that have another hash.
 func (t *table[T]) find(h uint64, match func(*T) bool) *T {
 	tag, s := tagOf(h), t.slots.Load()
 	mask := uint64(len(s.tags) - 1)
@@ -58,7 +58,7 @@ func (t *table[T]) find(h uint64, match func(*T) bool) *T {
 	}
 }
 
-// put adds a value, or sets it in the place of the one that it replaces, in one step.
+// put adds a value, or atomically replaces another one.
 func (t *table[T]) put(h uint64, v *T, replaces func(*T) bool) {
 	s := t.slots.Load()
 	if 2*(t.used+1) > len(s.tags) {
@@ -77,7 +77,7 @@ func (t *table[T]) put(h uint64, v *T, replaces func(*T) bool) {
 			s.values[free].Store(v)
 			s.tags[free].Store(tag)
 			return
-		case grave:
+		case tombstone:
 			if free < 0 {
 				free = int(i)
 			}
@@ -90,7 +90,7 @@ func (t *table[T]) put(h uint64, v *T, replaces func(*T) bool) {
 	}
 }
 
-// remove takes out the first value with the hash that match wants.
+// remove removes the first value with the hash that matches.
 func (t *table[T]) remove(h uint64, match func(*T) bool) {
 	s := t.slots.Load()
 	tag, mask := tagOf(h), uint64(len(s.tags)-1)
@@ -100,7 +100,7 @@ func (t *table[T]) remove(h uint64, match func(*T) bool) {
 			return
 		case tag:
 			if match(s.values[i].Load()) {
-				s.tags[i].Store(grave)
+				s.tags[i].Store(tombstone)
 				s.values[i].Store(nil)
 				t.live--
 				return
@@ -109,7 +109,7 @@ func (t *table[T]) remove(h uint64, match func(*T) bool) {
 	}
 }
 
-// rebuild moves to a table with room, leaving the old one to its readers.
+// rebuild replaces the slots by larger ones; readers of the old ones finish there.
 func (t *table[T]) rebuild() *slots[T] {
 	t.live = 0
 	t.all(func(uint64, *T) { t.live++ })

@@ -7,7 +7,7 @@ import (
 	"portal/internal/dns/wire"
 )
 
-// view is what one name of a Service shows of it: all members of a block or one, with all their ports or one.
+// view is the part of a Service that one of its names resolves to: all members of a block or one, with all ports or one.
 type view struct {
 	s     *service
 	block block
@@ -24,23 +24,23 @@ func (z *Zones) service(labels []byte) *service {
 	return s
 }
 
-// look returns what a name under a Service shows, false if there is no such name. below is how many labels the name has
-// below its zone.
+// look returns what a name below a Service resolves to, false if it does not exist. below is the number of labels below the
+// zone.
 func (s *service) look(q *wire.Query, below int) (v view, ok bool) {
 	v.s = s
 	if below == 4 {
-		if !s.is(endNames) {
+		if !s.is(endpointNames) {
 			return v, false
 		}
-		v.block, v.n = s.ends(), 1
+		v.block, v.n = s.endpoints(), 1
 		v.at = v.block.find(q.Label(0))
 		return v, v.at >= 0
 	}
 	switch {
-	case s.is(ownFront):
-		v.block = s.front()
-	case s.is(ownEnds):
-		v.block = s.ends()
+	case s.is(ownClusterIPs):
+		v.block = s.clusterIPs()
+	case s.is(ownEndpoints):
+		v.block = s.endpoints()
 	}
 	v.n = v.block.count
 	if below == 3 || v.n == 0 {
@@ -50,10 +50,10 @@ func (s *service) look(q *wire.Query, below int) (v view, ok bool) {
 	return v, v.weigh() > 0
 }
 
-// wants says whether a port is one that the view shows.
+// wants reports whether a port belongs to the view.
 func (v *view) wants(p *port) bool { return v.pair == nil || p.pair == string(v.pair) }
 
-// shown counts the ports of a set in the view: all, and those that a SRV record is made of.
+// shown counts the ports of a set in the view: all, and those with a SRV record.
 func (v *view) shown(ports string) (all, srv int) {
 	for ports != "" {
 		var p port
@@ -67,7 +67,7 @@ func (v *view) shown(ports string) (all, srv int) {
 	return all, srv
 }
 
-// weigh counts the view's records, an address with a port being one.
+// weigh counts the view's pairs of address and port.
 func (v *view) weigh() (records int) {
 	if v.n == 1 {
 		h, _ := v.block.host(v.at)
@@ -99,7 +99,7 @@ func (v *view) count(size int) (n int) {
 	return n
 }
 
-// addrs are a member's addresses of a family, as far as the view shows them.
+// addrs are a member's addresses of a family in the view.
 func (v *view) addrs(h *host, size int) string {
 	if v.pair != nil && v.block.nsets > 1 {
 		_, ports := v.block.set(h.set)
@@ -133,7 +133,7 @@ func (z *Zones) show(dst []byte, r *Request, g *origin, v *view) ([]byte, Outcom
 	return w.finish(), Answered
 }
 
-// writer writes the records of an answer as far as there is room.
+// writer writes the records of an answer until there is no more room.
 type writer struct {
 	*Request
 	dst    []byte
@@ -154,13 +154,13 @@ func (w *writer) finish() []byte {
 	return w.dst
 }
 
-// fits says whether a record of a length has room; the first that has none ends the answer.
+// fits reports whether a record of a length fits; the first that does not ends the answer.
 func (w *writer) fits(n int) bool {
 	w.cut = w.cut || len(w.dst)+n > w.room
 	return !w.cut
 }
 
-// addresses writes the addresses of a view, beginning with another one each time where all have room.
+// addresses writes the addresses of a view, rotated if all fit.
 func (w *writer) addresses(v *view, typ uint16, size int) {
 	total := v.count(size)
 	if total == 0 {
@@ -206,7 +206,7 @@ func (w *writer) services(v *view, g *origin) {
 		return
 	}
 	weight := weightOf(total)
-	// The zone's name is written the way the client wrote it, as CoreDNS does.
+	// The zone's name is in the case of the query, as with CoreDNS.
 	base := target{labels: v.s.labels(), zone: w.Asked()[len(w.Name())-len(g.wire):]}
 	start := len(w.dst)
 	for at, i := v.at, 0; i < v.n; i++ {
@@ -258,7 +258,7 @@ func (w *writer) targets(v *view, base target, start int) {
 	}
 }
 
-// additional writes an address of a target that is written out at an offset already.
+// additional writes an address of a target whose name is at an offset.
 func (w *writer) additional(t target, at int, typ uint16, addr string) bool {
 	// RFC 2782 forbids a pointer in the target, not one to it.
 	length := 12 + len(addr)

@@ -147,14 +147,14 @@ func FuzzAnswer(f *testing.F) {
 	c.SetService(&intent.Service{Key: k("web"), ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00::1")},
 		Ports: []intent.Port{{Name: "http", Protocol: intent.TCP, Port: 80}, {Name: "dns", Protocol: intent.UDP, Port: 53}}})
 	c.SetService(&intent.Service{Key: k("out"), Type: intent.ExternalName, ExternalName: "web.shop.svc.cluster.local"})
-	c.SetService(&intent.Service{Key: k("odd"), Headless: true})
-	for i, name := range []string{"odd-1", "odd-2"} {
-		c.SetSlice(&intent.Slice{Key: k(name), Service: "odd", Family: intent.IPv4, Ports: []intent.EndpointPort{{Name: "p", Protocol: intent.TCP, Port: uint16(80 + i)}},
+	c.SetService(&intent.Service{Key: k("unpackable"), Headless: true})
+	for i, name := range []string{"unpackable-1", "unpackable-2"} {
+		c.SetSlice(&intent.Slice{Key: k(name), Service: "unpackable", Family: intent.IPv4, Ports: []intent.EndpointPort{{Name: "p", Protocol: intent.TCP, Port: uint16(80 + i)}},
 			Endpoints: []intent.Endpoint{{Addr: netip.MustParseAddr("10.1.0.1"), Hostname: "same", Condition: intent.Ready}}})
 	}
 	z.Update(c.Follow().Take())
 	for _, name := range []string{"web.shop.svc.cluster.local.", "_http._tcp.web.shop.svc.cluster.local.", "_.http.web.shop.svc.cluster.local.", "endpoint-3.big.shop.svc.cluster.local.",
-		"same.odd.shop.svc.cluster.local.", "out.shop.svc.cluster.local.", "10-1-0-1.shop.pod.cluster.local.", "1.0.96.10.in-addr.arpa.", "cluster.local."} {
+		"same.unpackable.shop.svc.cluster.local.", "out.shop.svc.cluster.local.", "10-1-0-1.shop.pod.cluster.local.", "1.0.96.10.in-addr.arpa.", "cluster.local."} {
 		for _, typ := range []uint16{dns.TypeA, dns.TypeSRV, dns.TypePTR} {
 			raw, _ := new(dns.Msg).SetQuestion(name, typ).Pack()
 			f.Add(raw, uint16(512))

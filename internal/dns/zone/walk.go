@@ -4,7 +4,7 @@ import (
 	"portal/internal/dns/wire"
 )
 
-// Walk calls do with a message for each set of records in a zone, but SOA's: for a transfer.
+// Walk calls do with a message for each set of records in a zone except SOA: for a transfer.
 func (z *Zones) Walk(origin string, do func(message []byte) error) (err error) {
 	z.each(func(n *Name) bool {
 		if !within(n.owner, origin) {
@@ -26,7 +26,7 @@ func (z *Zones) Walk(origin string, do func(message []byte) error) (err error) {
 	return err
 }
 
-// each writes out every name and calls do with it until it returns false.
+// each calls do with every name and its records until it returns false.
 func (z *Zones) each(do func(*Name) bool) {
 	on := true
 	z.table.each(func(n *Name) bool { on = do(n); return on })
@@ -49,7 +49,7 @@ func (z *Zones) each(do func(*Name) bool) {
 	})
 }
 
-// message wraps a set in a message, so that its pointers lead somewhere.
+// message wraps a set in a message, so that its pointers are valid.
 func (n *Name) message(typ uint16, s set) []byte {
 	msg := make([]byte, wire.HeaderLen, wire.HeaderLen+len(n.owner)+4+len(s.data))
 	msg[2], msg[5] = 0x80, 1

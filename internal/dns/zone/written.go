@@ -8,10 +8,10 @@ import (
 	"portal/internal/intent"
 )
 
-// Names written out: the plain way from intent to records. Services that do not fit the packed form are answered from
-// them, so are questions in forms that nobody asks for all day, and transfers are made of them.
+// Names with full records: the direct way from intent to records. They serve Services that do not fit the packed form, queries
+// in unusual forms, and transfers.
 
-// build writes out all names of a Service.
+// build makes all names of a Service.
 func (z *Zones) build(e *intent.Entry) (names []*Name) {
 	s := e.Service
 	if s == nil {
@@ -51,7 +51,7 @@ func (r record) hostLabel() string {
 	return string(append([]byte{byte(len(r.host))}, r.host...))
 }
 
-// grouped makes a name of each group of records that share what it begins with, in order of appearance.
+// grouped makes a name of each group of records with the same prefix, in order of appearance.
 func grouped(base string, ttl uint32, records []record, prefix func(record) string) (names []*Name) {
 	var order []string
 	groups := map[string][]record{}
@@ -71,12 +71,12 @@ func grouped(base string, ttl uint32, records []record, prefix func(record) stri
 	return names
 }
 
-// records returns what is behind a Service's own name, and what is behind its endpoints' names.
+// records returns what a Service's own name and those of its endpoints resolve to.
 func (z *Zones) records(e *intent.Entry) (own, endpoints []record) {
 	s := e.Service
 	if s.Type == intent.ExternalName {
 		if _, err := netip.ParseAddr(s.ExternalName); err == nil {
-			return nil, nil // a CNAME cannot lead to an address
+			return nil, nil // the target of a CNAME can't be an address
 		}
 		target, err := wire.PackName(s.ExternalName)
 		if err != nil || target == "\x00" {
@@ -143,7 +143,7 @@ func (z *Zones) endpointRecords(e *intent.Entry) []record {
 	return out
 }
 
-// hostname is the label by which an endpoint is known below its Service.
+// hostname is the label of an endpoint below its Service.
 func (z *Zones) hostname(s *intent.Slice, i int) string {
 	end := &s.Endpoints[i]
 	switch {
@@ -156,7 +156,7 @@ func (z *Zones) hostname(s *intent.Slice, i int) string {
 	}
 	name := strings.NewReplacer(".", "-", ":", "-").Replace(end.Addr.String())
 	if strings.HasSuffix(name, "-") {
-		name += "0" // a label cannot end in a dash
+		name += "0" // a label can't end in a dash
 	}
 	return name
 }

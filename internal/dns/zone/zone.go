@@ -1,7 +1,7 @@
-// Package zone turns intent into DNS records, prepared ahead, and answers questions about them: the names of Services,
-// endpoints and pods under the cluster's domains, and their addresses' names. It knows nothing of sockets and caches.
+// Package zone prepares DNS records from intent and answers queries from them: the names of Services, endpoints and Pods
+// in the cluster's domains, and the reverse names of their addresses. It knows nothing of sockets and caches.
 //
-// Names follow the Kubernetes DNS specification 1.1.0; where that is silent, what CoreDNS answers.
+// Names follow the Kubernetes DNS specification 1.1.0, and CoreDNS where that is silent.
 package zone
 
 import (
@@ -18,7 +18,7 @@ import (
 	"portal/internal/intent"
 )
 
-// PodMode is how names made of a Pod's address are answered.
+// PodMode is how names made of a Pod's address are resolved.
 type PodMode string
 
 const (
@@ -27,26 +27,26 @@ const (
 	PodsVerified PodMode = "verified"
 )
 
-// Options say which names to make.
+// Options configure Zones.
 type Options struct {
 	Zones []string // the cluster's domains; PTR records lead to names in the first
 	// Reverse are the zones of addresses; nil: in-addr.arpa and ip6.arpa.
 	Reverse []string
 	TTL     uint32
 	Pods    PodMode
-	// Namespaces, if any, are the only ones shown.
+	// Namespaces, if any, are the only ones served.
 	Namespaces []string
-	// EndpointPodNames calls an endpoint without a hostname by its Pod's name rather than by its address.
+	// EndpointPodNames names an endpoint without a hostname after its Pod instead of its address.
 	EndpointPodNames bool
-	// NoEndpoints leaves out all names that come from endpoints.
+	// NoEndpoints leaves out the names of endpoints.
 	NoEndpoints bool
-	// IgnoreEmpty denies Services that no ready endpoint stands behind.
+	// IgnoreEmpty leaves out Services without a ready endpoint.
 	IgnoreEmpty bool
 	// Servers are the addresses of the name server itself.
 	Servers []netip.Addr
 }
 
-// origin is a zone that is answered with authority.
+// origin is a zone that the server is authoritative for.
 type origin struct {
 	wire    string
 	bytes   []byte // the same
@@ -116,12 +116,12 @@ func errOr(err error, text string) error {
 	return fmt.Errorf("%s", text)
 }
 
-// touch advances the serial number, which counts seconds like CoreDNS' but never stands still between two changes.
+// touch advances the serial number: Unix time as with CoreDNS, but different after every change.
 func (z *Zones) touch(now time.Time) {
 	z.serial.Store(max(z.serial.Load()+1, uint32(now.Unix())))
 }
 
-// addFixed makes the names that every zone has.
+// addFixed adds the names that every zone has.
 func (z *Zones) addFixed(g origin) {
 	apex := &Name{owner: g.wire, kind: bare}
 	if len(z.opts.Servers) > 0 {
@@ -170,7 +170,7 @@ func (z *Zones) get(owner []byte) *Name {
 	return z.table.find(maphash.Bytes(z.seed, owner), func(o *Name) bool { return o.owner == string(owner) })
 }
 
-// Update brings the records in line with intent for what changed.
+// Update updates the records of what changed in intent.
 func (z *Zones) Update(d *intent.Changes) {
 	changed := map[string]bool{}
 	for name := range d.Namespaces {
@@ -198,17 +198,17 @@ func (z *Zones) Update(d *intent.Changes) {
 	}
 }
 
-// Ready says whether the whole cluster has been seen once.
+// Ready reports whether everything has been listed once.
 func (z *Zones) Ready() bool { return z.ready.Load() }
 
-// Names is the number of names that are answered from memory.
+// Names is the number of names.
 func (z *Zones) Names() int { return int(z.names.Load()) }
 
 func (z *Zones) exposed(namespace string) bool {
 	return z.namespaces[namespace] && (z.only == nil || z.only[namespace])
 }
 
-// updateNamespace renews the names of a namespace itself, and says whether it came or went.
+// updateNamespace updates the names of a namespace itself, and reports whether it was added or removed.
 func (z *Zones) updateNamespace(name string) bool {
 	exists := z.cluster.Namespace(name) != nil
 	if exists == z.namespaces[name] {
