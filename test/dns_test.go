@@ -123,7 +123,7 @@ func TestDNSCorefile(t *testing.T) {
 }
 import %s/*.server
 `, port, api.Kubeconfig, dir, upstreamDNS(t, "192.0.2.1"), dir),
-		"lan.server": fmt.Sprintf("lan.example:%d {\n  bind 127.0.0.1\n  forward . %s\n}\n", port, upstreamDNS(t, "192.0.2.2")),
+		"lan.server": fmt.Sprintf("lan.example:%d {\n  bind 127.0.0.1\n  cache 30\n  forward . %s\n}\n", port, upstreamDNS(t, "192.0.2.2")),
 		"NodeHosts":  "10.0.0.7 node-a\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {

@@ -44,7 +44,7 @@ type dnsOptions struct {
 	noEndpoints           bool
 	ignoreEmpty           bool
 	upstreams             []string
-	beyond                []string
+	fallthroughs          []string
 	autopath              bool
 	search                []string
 	cacheSize             int
@@ -106,7 +106,7 @@ func (o *dnsOptions) flags(cmd *cobra.Command) {
 	f.BoolVar(&o.noEndpoints, "no-endpoints", false, "serve no names of endpoints, and no headless Services")
 	f.BoolVar(&o.ignoreEmpty, "ignore-empty-service", false, "serve no names of Services without a ready endpoint")
 	f.StringSliceVar(&o.upstreams, "upstream", []string{"/etc/resolv.conf"}, "servers to forward other names to: [udp|tcp|tls://]ADDRESS[:PORT][#NAME], a file like resolv.conf, or none")
-	f.StringSliceVar(&o.beyond, "fallthrough", []string{"in-addr.arpa", "ip6.arpa"}, "zones whose missing names are forwarded")
+	f.StringSliceVar(&o.fallthroughs, "fallthrough", []string{"in-addr.arpa", "ip6.arpa"}, "zones whose missing names are forwarded")
 	f.BoolVar(&o.autopath, "autopath", false, "resolve a Pod's whole search path at its first query; needs --pods verified")
 	f.StringSliceVar(&o.search, "search", nil, "further domains of the search path, for --autopath")
 	f.IntVar(&o.cacheSize, "cache-size", forward.Defaults().Entries, "entries of the cache of forwarded names; 0: no cache")

@@ -58,7 +58,7 @@ func (o *dnsOptions) readCorefile(cmd *cobra.Command) error {
 	set("endpoint-pod-names", k.EndpointPodNames, func() { o.endpointPodNames = true })
 	set("no-endpoints", k.NoEndpoints, func() { o.noEndpoints = true })
 	set("ignore-empty-service", k.IgnoreEmpty, func() { o.ignoreEmpty = true })
-	set("fallthrough", true, func() { o.beyond = k.Fallthrough })
+	set("fallthrough", true, func() { o.fallthroughs = k.Fallthrough })
 	set("upstream", true, func() {
 		o.forwards, o.refused = c.Forwards, c.Refused
 		if o.forwards == nil {

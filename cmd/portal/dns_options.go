@@ -49,7 +49,7 @@ func (o *dnsOptions) serverOptions(stdout io.Writer, log *slog.Logger) (out serv
 			Zones: o.zones, Reverse: o.reverse, TTL: uint32(o.ttl), Pods: zone.PodMode(o.pods), Namespaces: o.namespaces,
 			EndpointPodNames: o.endpointPodNames, NoEndpoints: o.noEndpoints, IgnoreEmpty: o.ignoreEmpty,
 		},
-		Fallthrough: o.beyond, Autopath: o.autopath, Search: o.search, RateLimit: o.rateLimit,
+		Fallthrough: o.fallthroughs, Autopath: o.autopath, Search: o.search, RateLimit: o.rateLimit,
 		MaxUDPSize: o.maxUDPSize, MaxTCPConns: o.maxTCP, MaxWaiting: o.maxWaiting, Sockets: o.sockets, Log: log,
 	}
 	if len(o.listen) == 0 {

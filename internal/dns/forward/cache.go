@@ -158,7 +158,7 @@ func newEntry(m *dns.Msg, now time.Time, o *Options) (*entry, error) {
 	}
 	e.life = min(max(life, uint32(o.MinTTL/time.Second)), uint32(limit/time.Second))
 	e.ttls = ttlOffsets(msg)
-	e.cacheable = true
+	e.cacheable = e.life > 0
 	return e, nil
 }
 

@@ -193,7 +193,7 @@ func (f *Forwarder) exchange(ctx context.Context, u *upstream, question []byte, 
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, attempt)
 	defer cancel()
-	msg, err := u.exchange(ctx, newQuery(question, do, cd, !u.foldsCase.Load()))
+	msg, err := u.exchange(ctx, newQuery(question, do, cd, u.Transport == UDP && !u.foldsCase.Load()))
 	if err != nil {
 		if !errors.Is(ctx.Err(), context.Canceled) { // nobody waits any more, which is not the server's fault
 			f.check(u)

@@ -18,12 +18,14 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
 
 	"portal/internal/dns/forward"
 	"portal/internal/dns/hosts"
@@ -268,6 +270,33 @@ func TestUnansweredQueriesDenyNothingElse(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A second server on the same address is refused before it takes queries from the first.
+func TestAddressInUse(t *testing.T) {
+	s, addr := started(t, small(), Options{})
+	other := Options{Listen: s.Addrs(), Zone: zone.Options{Zones: []string{"other.local"}, Pods: zone.PodsInsecure}}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				if _, err := New(intent.NewCluster(), other); !errors.Is(err, unix.EADDRINUSE) {
+					t.Errorf("a second server: %v", err)
+				}
+			}
+		}
+	})
+	for range 200 {
+		if m := ask(t, addr, "udp", "web.shop.svc.cluster.local.", dns.TypeA); len(m.Answer) != 1 {
+			t.Errorf("%v", m)
+		}
+	}
+	close(stop)
+	wg.Wait()
 }
 
 // Connections above the limit are closed, of every protocol.

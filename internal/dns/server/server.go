@@ -72,22 +72,22 @@ const DefaultUDPSize = wire.Advertised
 
 // Server serves DNS.
 type Server struct {
-	opts      Options
-	cluster   *intent.Cluster
-	zones     *zone.Zones
-	forward   *forward.Forwarder
-	metrics   *metrics
-	limiter   *limiter
-	queries   *queryLog
-	beyond    []string // Fallthrough in wire form
-	stubs     []stub
-	recursive bool // there is a forwarder
-	access    recursionAccess
-	transfers networks
-	waiting   *waitlist
-	spare     chan *worker // to be used again
-	resolving sync.WaitGroup
-	search    []string
+	opts         Options
+	cluster      *intent.Cluster
+	zones        *zone.Zones
+	forward      *forward.Forwarder
+	metrics      *metrics
+	limiter      *limiter
+	queries      *queryLog
+	fallthroughs []string // wire form
+	stubs        []stub
+	recursive    bool // there is a forwarder
+	access       recursionAccess
+	transfers    networks
+	waiting      *waitlist
+	spare        chan *worker // to be used again
+	resolving    sync.WaitGroup
+	search       []string
 
 	udp     []*udpSocket
 	streams []*stream
@@ -113,7 +113,7 @@ func New(cluster *intent.Cluster, o Options) (*Server, error) {
 		}
 		names = append(names, wire.UnpackName([]byte(n)))
 	}
-	if s.beyond, err = packAll(o.Fallthrough); err != nil {
+	if s.fallthroughs, err = packAll(o.Fallthrough); err != nil {
 		return nil, err
 	}
 	if s.search, err = packAll(o.Search); err != nil {
@@ -166,7 +166,7 @@ func (s *Server) listen() error {
 	for _, a := range s.opts.Listen {
 		err := s.listenBoth(a)
 		for try := 0; err != nil && a.Port() == 0 && try < 10; try++ {
-			err = s.listenBoth(a) // the port that was free for UDP may be taken for TCP
+			err = s.listenBoth(a) // the port that was free for TCP may be taken for UDP
 		}
 		if err != nil {
 			return err
@@ -191,19 +191,18 @@ func (s *Server) listen() error {
 	return nil
 }
 
-// listenBoth opens an address for UDP and TCP.
+// listenBoth opens an address for TCP and UDP, in this order: UDP sockets share their port with those of another server,
+// which would lose queries to them; a second TCP listener is an error.
 func (s *Server) listenBoth(a netip.AddrPort) error {
-	sockets, err := s.listenUDP(a, s.opts.Sockets)
-	if err != nil {
-		return err
-	}
-	a = netip.AddrPortFrom(a.Addr(), sockets[0].port())
 	l, err := s.listenTCP(a)
 	if err != nil {
-		for _, u := range sockets {
-			u.close()
-		}
 		return fmt.Errorf("listen on tcp %s: %w", a, err)
+	}
+	a = netip.AddrPortFrom(a.Addr(), uint16(l.Addr().(*net.TCPAddr).Port))
+	sockets, err := s.listenUDP(a, s.opts.Sockets)
+	if err != nil {
+		l.Close()
+		return err
 	}
 	s.udp = append(s.udp, sockets...)
 	s.streams = append(s.streams, s.newStream(s.limited(l), protoTCP))
@@ -388,5 +387,5 @@ func (s *Server) elsewhere(q *wire.Query, from netip.Addr) bool {
 	if s.opts.Autopath && s.searches(q, from) {
 		return true
 	}
-	return slices.ContainsFunc(s.beyond, q.In) && s.forwarder(q) != nil && s.mayRecurse(from)
+	return slices.ContainsFunc(s.fallthroughs, q.In) && s.forwarder(q) != nil && s.mayRecurse(from)
 }

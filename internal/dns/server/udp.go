@@ -70,9 +70,6 @@ func (s *Server) listenUDP(addr netip.AddrPort, n int) ([]*udpSocket, error) {
 			}
 			return nil, err
 		}
-		if addr.Port() == 0 {
-			addr = netip.AddrPortFrom(addr.Addr(), u.port())
-		}
 		out = append(out, u)
 	}
 	return out, nil
@@ -130,20 +127,6 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 		sa.ZoneId = uint32(i.Index)
 	}
 	return sa
-}
-
-func (u *udpSocket) port() uint16 {
-	sa, err := unix.Getsockname(u.fd)
-	if err != nil {
-		return 0
-	}
-	switch a := sa.(type) {
-	case *unix.SockaddrInet4:
-		return uint16(a.Port)
-	case *unix.SockaddrInet6:
-		return uint16(a.Port)
-	}
-	return 0
 }
 
 func (u *udpSocket) close() {
