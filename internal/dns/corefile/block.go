@@ -64,23 +64,17 @@ func newBlock(file string, parsed caddyfile.ServerBlock, c *Config) (*block, err
 			return nil, err
 		}
 	}
-	// The zones of the kubernetes plugin are needed by others.
-	slices.SortStableFunc(list, func(a, b directive) int {
-		return cmp.Compare(b2i(a.name != "kubernetes"), b2i(b.name != "kubernetes"))
-	})
-	for _, d := range list {
-		if err := b.plugin(d, c); err != nil {
-			return nil, err
+	for _, kubernetes := range []bool{true, false} { // first, because others need its zones
+		for _, d := range list {
+			if (d.name == "kubernetes") != kubernetes {
+				continue
+			}
+			if err := b.plugin(d, c); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return b, nil
-}
-
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // directives splits the tokens of a plugin, which may be given several times.

@@ -83,28 +83,28 @@ func (b *block) readCache(d directive) error {
 			c.MaxTTL, c.MaxNegativeTTL, zones = time.Duration(n)*time.Second, min(time.Duration(n)*time.Second, c.MaxNegativeTTL), zones[1:]
 		}
 	}
-	everything := len(zones) == 0
+	enabled := len(zones) == 0 // for names that are not the cluster's
 	for _, z := range zones {
 		switch z = strings.ToLower(strings.TrimSuffix(z, ".")); {
 		case slices.Contains(b.zones, z):
-			everything = true
+			enabled = true
 		case !b.isCluster(z):
 			return d.errorf("cache: caching only %s is not supported", z)
 		}
 	}
 	for _, o := range d.body {
-		if err := c.option(o, b, &everything); err != nil {
+		if err := c.option(o, b, &enabled); err != nil {
 			return err
 		}
 	}
 	c.MinTTL = min(c.MinTTL, c.MaxTTL)
-	if everything {
+	if enabled {
 		b.cache = c
 	}
 	return nil
 }
 
-func (c *Cache) option(o directive, b *block, everything *bool) error {
+func (c *Cache) option(o directive, b *block, enabled *bool) error {
 	switch o.name {
 	case "success", "denial":
 		return c.capacity(o)
@@ -131,7 +131,7 @@ func (c *Cache) option(o directive, b *block, everything *bool) error {
 				c.MaxNegativeTTL = 0
 				return nil
 			}
-			*everything = false
+			*enabled = false
 		}
 	case "prefetch", "servfail":
 		// Portal refreshes popular entries anyway, and caches failures for a second.

@@ -272,6 +272,19 @@ func TestUnansweredQueriesDenyNothingElse(t *testing.T) {
 	}
 }
 
+// Clients can't use up the file descriptors.
+func TestLimitsFitDescriptors(t *testing.T) {
+	o := Options{Listen: []netip.AddrPort{loopback, loopback}}
+	o.defaults()
+	for files, want := range map[int][2]int{1 << 20: {2000, 2000}, 4000: {1000, 1000}, 256: {64, 64}, 1: {1, 1}} {
+		c := o
+		c.MaxTCPConns, c.MaxWaiting = 2000, 2000
+		if c.fitDescriptors(files); c.MaxTCPConns != want[0] || c.MaxWaiting != want[1] {
+			t.Errorf("%d files: %d connections, %d waiting; want %v", files, c.MaxTCPConns, c.MaxWaiting, want)
+		}
+	}
+}
+
 // A second server on the same address is refused before it takes queries from the first.
 func TestAddressInUse(t *testing.T) {
 	s, addr := started(t, small(), Options{})

@@ -160,6 +160,21 @@ func (o *Options) defaults() {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	var files unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
+		o.fitDescriptors(int(min(files.Cur, 1<<30)))
+	}
+}
+
+// fitDescriptors lowers limits so that connections take at most half of the file descriptors and queries to upstreams a
+// quarter: the rest is for everything else, the API server's connections among them.
+func (o *Options) fitDescriptors(files int) {
+	conns := max(1, files/2/max(1, len(o.Listen)+len(o.ListenTLS)+len(o.ListenHTTPS)))
+	waiting := max(1, files/4)
+	if conns < o.MaxTCPConns || waiting < o.MaxWaiting {
+		o.MaxTCPConns, o.MaxWaiting = min(conns, o.MaxTCPConns), min(waiting, o.MaxWaiting)
+		o.Log.Warn("limits lowered to fit the limit of open files", "files", files, "connections", o.MaxTCPConns, "waitingQueries", o.MaxWaiting)
+	}
 }
 
 func (s *Server) listen() error {
@@ -173,18 +188,18 @@ func (s *Server) listen() error {
 		}
 	}
 	for _, a := range s.opts.ListenTLS {
-		l, err := net.Listen("tcp", a.String())
+		l, err := listen(net.ListenConfig{}, "tls", a)
 		if err != nil {
-			return fmt.Errorf("listen on tls %s: %w", a, err)
+			return err
 		}
 		c := s.opts.TLS.Clone()
 		c.NextProtos = []string{"dot"}
 		s.streams = append(s.streams, s.newStream(tls.NewListener(s.limited(l), c), protoTLS))
 	}
 	for _, a := range s.opts.ListenHTTPS {
-		l, err := net.Listen("tcp", a.String())
+		l, err := listen(net.ListenConfig{}, "https", a)
 		if err != nil {
-			return fmt.Errorf("listen on https %s: %w", a, err)
+			return err
 		}
 		s.https = append(s.https, s.newHTTPS(s.limited(l)))
 	}
@@ -196,7 +211,7 @@ func (s *Server) listen() error {
 func (s *Server) listenBoth(a netip.AddrPort) error {
 	l, err := s.listenTCP(a)
 	if err != nil {
-		return fmt.Errorf("listen on tcp %s: %w", a, err)
+		return err
 	}
 	a = netip.AddrPortFrom(a.Addr(), uint16(l.Addr().(*net.TCPAddr).Port))
 	sockets, err := s.listenUDP(a, s.opts.Sockets)
@@ -221,7 +236,18 @@ func (s *Server) listenTCP(a netip.AddrPort) (net.Listener, error) {
 			return errors.Join(e, err)
 		}
 	}
-	return config.Listen(context.Background(), "tcp", a.String())
+	return listen(config, "tcp", a)
+}
+
+func listen(config net.ListenConfig, what string, a netip.AddrPort) (net.Listener, error) {
+	l, err := config.Listen(context.Background(), "tcp", a.String())
+	if op := (*net.OpError)(nil); errors.As(err, &op) {
+		err = op.Err // it names the address, too
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s %s: %w", what, a, err)
+	}
+	return l, nil
 }
 
 func (s *Server) closeAll() {
