@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -50,8 +51,8 @@ func learnNetworks(ctx context.Context, config *rest.Config, s *server.Server, l
 	}
 }
 
-// clusterNetworks are the addresses of this machine, the ranges of Services, and the ranges and addresses of nodes. It
-// returns what it got if there was an error; an API without ServiceCIDRs is none.
+// clusterNetworks are the addresses of this machine, the ranges of Services, and the ranges and addresses of nodes. With an
+// error it returns what it could read; an API without ServiceCIDRs is no error.
 func clusterNetworks(ctx context.Context, client kubernetes.Interface) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	add := func(texts ...string) {
@@ -72,23 +73,24 @@ func clusterNetworks(ctx context.Context, client kubernetes.Interface) ([]netip.
 	ctx, cancel := context.WithTimeout(ctx, networksInterval)
 	defer cancel()
 	cached := metav1.ListOptions{ResourceVersion: "0"}
-	ranges, err := client.NetworkingV1().ServiceCIDRs().List(ctx, cached)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return out, err
-	}
-	for _, r := range ranges.Items {
-		add(r.Spec.CIDRs...)
-	}
-	nodes, err := client.CoreV1().Nodes().List(ctx, cached)
-	if err != nil {
-		return out, err
-	}
-	for _, n := range nodes.Items {
-		add(n.Spec.PodCIDRs...)
-		add(n.Spec.PodCIDR)
-		for _, a := range n.Status.Addresses {
-			add(a.Address)
+	var errs []error
+	if ranges, err := client.NetworkingV1().ServiceCIDRs().List(ctx, cached); err == nil {
+		for _, r := range ranges.Items {
+			add(r.Spec.CIDRs...)
 		}
+	} else if !apierrors.IsNotFound(err) {
+		errs = append(errs, err)
 	}
-	return out, nil
+	if nodes, err := client.CoreV1().Nodes().List(ctx, cached); err == nil {
+		for _, n := range nodes.Items {
+			add(n.Spec.PodCIDRs...)
+			add(n.Spec.PodCIDR)
+			for _, a := range n.Status.Addresses {
+				add(a.Address)
+			}
+		}
+	} else {
+		errs = append(errs, err)
+	}
+	return out, errors.Join(errs...)
 }
