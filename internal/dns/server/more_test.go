@@ -264,9 +264,8 @@ func TestUnansweredQueriesDenyNothingElse(t *testing.T) {
 	}
 	for i := range 20 {
 		for _, name := range []string{fmt.Sprintf("www%d.example.com.", i), "web.shop.svc.cluster.local.", "out.shop.svc.cluster.local."} {
-			began := time.Now()
-			if m := ask(t, addr, "udp", name, dns.TypeA); m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 || time.Since(began) > 2*time.Second {
-				t.Fatalf("%s after %v: %v", name, time.Since(began), m)
+			if m := ask(t, addr, "udp", name, dns.TypeA); m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 {
+				t.Fatalf("%s: %v", name, m)
 			}
 		}
 	}
