@@ -47,7 +47,7 @@ func TestConformance(t *testing.T) {
 	for _, r := range recorded {
 		t.Run(r.folder, func(t *testing.T) {
 			t.Parallel()
-			folder := shared(t, "conformance", r.folder)
+			folder := harness.Recorded(r.folder)
 			if _, err := exec.LookPath("python3"); err != nil {
 				t.Fatal("python3 is needed for the checkers of the recorded answers: ", err)
 			}
@@ -75,7 +75,7 @@ func TestRecordedFoldersAreKnown(t *testing.T) {
 		"env":       "internal/serviceenv",
 		"dataplane": "TestDataplaneConformance",
 	}
-	entries, err := os.ReadDir(shared(t, "conformance"))
+	entries, err := os.ReadDir(harness.Recorded())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestRecordedFoldersAreKnown(t *testing.T) {
 			known = known || r.folder == e.Name()
 		}
 		if !known {
-			t.Errorf("../shared/conformance/%s is asked by no test", e.Name())
+			t.Errorf("test/recorded/%s is asked by no test", e.Name())
 		}
 	}
 }

@@ -31,17 +31,13 @@ var laboratories = []struct {
 func TestDataplaneConformance(t *testing.T) {
 	for _, l := range laboratories {
 		t.Run(l.mode, func(t *testing.T) {
-			experiment(t, l.mode, recordOf(t), nil, append(l.args, laboratoryAPI(t)...))
+			experiment(t, l.mode, harness.Recorded("dataplane", "golden.json"), nil, append(l.args, laboratoryAPI(t)...))
 		})
 	}
 }
 
-// TestDataplaneMore does the same with the scenarios in the folder dataplane; its README says where they come from.
+// TestDataplaneMore does the same with this project's further scenarios: see test/recorded/README.md.
 func TestDataplaneMore(t *testing.T) {
-	folder, err := filepath.Abs("dataplane")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, l := range laboratories {
 		if !strings.Contains(*dataplaneModes, l.mode) {
 			continue
@@ -49,8 +45,8 @@ func TestDataplaneMore(t *testing.T) {
 		t.Run(l.mode, func(t *testing.T) {
 			otherwise := maps.Clone(otherwiseInAll)
 			maps.Copy(otherwise, otherwiseIn[l.mode])
-			experiment(t, l.mode, filepath.Join(folder, "golden.json"), otherwise,
-				append(l.args, append(laboratoryAPI(t), "--scenarios", filepath.Join(folder, "scenarios.py"))...))
+			experiment(t, l.mode, harness.Recorded("dataplane", "more-golden.json"), otherwise,
+				append(l.args, append(laboratoryAPI(t), "--scenarios", harness.Recorded("dataplane", "more-scenarios.json"))...))
 		})
 	}
 }
@@ -104,10 +100,6 @@ var (
 	}
 )
 
-func recordOf(t *testing.T) string {
-	return filepath.Join(shared(t, "conformance", "dataplane"), "golden.json")
-}
-
 // laboratoryAPI starts Portal's API server and says how to reach it.
 func laboratoryAPI(t *testing.T) []string {
 	t.Helper()
@@ -122,7 +114,6 @@ func laboratoryAPI(t *testing.T) []string {
 // experiment runs recorded scenarios with Portal's proxy. Some probes may end otherwise.
 func experiment(t *testing.T, mode, record string, otherwise map[string]string, args []string) {
 	t.Helper()
-	folder := shared(t, "conformance", "dataplane")
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
@@ -134,7 +125,7 @@ func experiment(t *testing.T, mode, record string, otherwise map[string]string, 
 	work := t.TempDir()
 	args = append(args, "--check", record, "--work", work, "--prefix", "pt"+mode[:2],
 		"--proxy", harness.Portal()+" proxy --config {config} --proxy-mode "+mode)
-	out, err := harness.Run(context.Background(), []string{"PYTHONDONTWRITEBYTECODE=1"}, "python3", append([]string{filepath.Join(folder, "lab.py")}, args...)...)
+	out, err := harness.Run(context.Background(), []string{"PYTHONDONTWRITEBYTECODE=1"}, "python3", append([]string{harness.Recorded("dataplane", "lab.py")}, args...)...)
 	passed, ok := harness.Probes(t, out, otherwise)
 	if err != nil && otherwise == nil || !ok {
 		log, _ := os.ReadFile(filepath.Join(work, "proxy-node-a.log"))

@@ -23,7 +23,7 @@ import (
 // TestDNSConformance sends `portal dns` the queries recorded from CoreDNS, over UDP and over TCP: with Portal's API, and with
 // Kubernetes' own if that is built. Afterwards its metrics must be readable.
 func TestDNSConformance(t *testing.T) {
-	folder := shared(t, "conformance", "dns")
+	folder := harness.Recorded("dns")
 	for name, start := range map[string]func(*testing.T) *harness.API{
 		"Portal":         func(t *testing.T) *harness.API { return startPortal(t, "--controllers", "none") },
 		"kube-apiserver": startKubernetes,

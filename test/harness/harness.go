@@ -40,7 +40,12 @@ func Portal() string {
 // Peer is the path of a real component that `make peers` installed.
 func Peer(name string) string { return filepath.Join(Root(), ".cache", "peers", name) }
 
-// Shared is a path of the recorded answers and other material that stands beside the repository, or "" where it is absent.
+// Recorded is a path below test/recorded, where the recorded answers of the real components are.
+func Recorded(path ...string) string {
+	return filepath.Join(append([]string{Root(), "test", "recorded"}, path...)...)
+}
+
+// Shared is a path of material that stands beside the repository, or "" where it is absent.
 func Shared(path ...string) string {
 	full := filepath.Join(append([]string{filepath.Dir(Root()), "shared"}, path...)...)
 	if _, err := os.Stat(full); err != nil {

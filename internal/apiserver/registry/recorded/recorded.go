@@ -1,5 +1,5 @@
 // Package recorded replays, through a resource's rules and without a server, requests that kube-apiserver was once
-// asked, and compares the answers. The recordings lie beside the repository.
+// asked, and compares the answers. The recordings are in test/recorded.
 package recorded
 
 import (
@@ -18,7 +18,7 @@ import (
 )
 
 // file is where the recordings are, seen from the repository's root.
-const file = "../shared/conformance/api/cases.json"
+const file = "test/recorded/api/cases.json"
 
 // recording is some requests in a namespace of its own and what they were answered.
 type recording struct {
@@ -37,9 +37,6 @@ type answer struct {
 func Replay(t *testing.T, prefix string, rules *registrytest.Rules, empty func() runtime.Object) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(root(t), file))
-	if os.IsNotExist(err) {
-		t.Skipf("the recorded answers (%s beside the repository) are not here", file)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
