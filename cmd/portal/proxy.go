@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 
+	"portal/internal/instance"
 	"portal/internal/intent"
 	"portal/internal/intent/watch"
 	"portal/internal/proxy"
@@ -157,6 +158,13 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+	lock, err := instance.Acquire(cmd.Context(), instance.Proxy, instance.DefaultPatience, func(h instance.Holder) {
+		log.Info("another proxy runs in this network namespace, waiting for it to end", "holder", h.String(), "upTo", instance.DefaultPatience)
+	})
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
 	startup.Then(garbage)
 	if o.profiling {
 		startup.Profile()
