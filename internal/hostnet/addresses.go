@@ -1,0 +1,205 @@
+// Package hostnet knows the network of the machine that Portal runs on: its addresses, and the settings and routes without
+// which packets to Services are lost. It knows nothing of Services.
+package hostnet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// TemporaryLabel is the label of IPv4 addresses that Portal adds to the loopback interface for as long as it runs. IPv6
+// addresses have no label: Portal's are deprecated from the beginning, which also keeps them from being source addresses.
+const TemporaryLabel = "lo:portal"
+
+// virtualDevices hold addresses of Services, which others bring to this machine; none of them is the machine's own.
+var virtualDevices = []string{"portal-ipvs0", "kube-ipvs0", "nodelocaldns"}
+
+// Addresses are a machine's.
+type Addresses struct {
+	// Local are the addresses of all interfaces, in the kernel's order.
+	Local []netip.Addr
+	// Node are those by which others reach the machine: the source address of each family's default route first, then those
+	// of other interfaces. Loopback, link-local and temporary addresses are not among them.
+	Node []netip.Addr
+}
+
+// Interfaces are the addresses of the network namespace that the process is in.
+type Interfaces struct{}
+
+// List returns the addresses of this moment.
+func (Interfaces) List() (Addresses, error) {
+	links, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return Addresses{}, fmt.Errorf("list the interfaces of this machine: %w", err)
+	}
+	all, err := addrList()
+	if err != nil {
+		return Addresses{}, fmt.Errorf("list the addresses of this machine: %w", err)
+	}
+	var out Addresses
+	for i := range all {
+		if a, ok := netip.AddrFromSlice(all[i].IP); ok {
+			out.Local = append(out.Local, a.Unmap())
+		}
+	}
+	out.Node = nodeAddresses(links, all, defaultRoutes())
+	return out, nil
+}
+
+// addrList repeats a dump that the kernel interrupted because addresses came or went under it.
+func addrList() (out []netlink.Addr, err error) {
+	for range 5 {
+		out, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
+}
+
+// defaultRoutes are those of the main table, the preferred ones first. A machine without any is none the worse.
+func defaultRoutes() (out []netlink.Route) {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, _ := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN, Type: unix.RTN_UNICAST}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+		routes = slices.DeleteFunc(routes, func(r netlink.Route) bool { return !isDefault(&r) })
+		slices.SortStableFunc(routes, func(a, b netlink.Route) int { return cmp.Compare(a.Priority, b.Priority) })
+		out = append(out, routes...)
+	}
+	return out
+}
+
+func isDefault(r *netlink.Route) bool {
+	if r.Dst == nil {
+		return true
+	}
+	ones, _ := r.Dst.Mask.Size()
+	return ones == 0
+}
+
+// nodeAddresses puts addresses in the order in which they are the node's.
+func nodeAddresses(links []netlink.Link, all []netlink.Addr, routes []netlink.Route) []netip.Addr {
+	loopback, virtual := map[int]bool{}, map[int]bool{}
+	for _, l := range links {
+		attrs := l.Attrs()
+		loopback[attrs.Index] = attrs.Flags&net.FlagLoopback != 0
+		virtual[attrs.Index] = slices.Contains(virtualDevices, attrs.Name)
+	}
+	var out []netip.Addr
+	add := func(a netip.Addr) {
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	for i := range routes {
+		if a, ok := sourceOf(&routes[i], all); ok {
+			add(a)
+		}
+	}
+	// Routers that speak BGP have their own address on the loopback interface; those come last.
+	for _, onLoopback := range []bool{false, true} {
+		for i := range all {
+			if a, ok := candidate(&all[i]); ok && !virtual[all[i].LinkIndex] && loopback[all[i].LinkIndex] == onLoopback {
+				add(a)
+			}
+		}
+	}
+	return out
+}
+
+// sourceOf is the address that packets by a route have as their source, as far as the route or its interface says.
+func sourceOf(r *netlink.Route, all []netlink.Addr) (netip.Addr, bool) {
+	if a, ok := netip.AddrFromSlice(r.Src); ok {
+		return a.Unmap(), true
+	}
+	index := r.LinkIndex
+	if len(r.MultiPath) > 0 {
+		index = r.MultiPath[0].LinkIndex
+	}
+	for i := range all {
+		if a, ok := candidate(&all[i]); ok && all[i].LinkIndex == index && a.Is4() == (r.Family == netlink.FAMILY_V4) {
+			return a, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// candidate returns an address if it can be the node's.
+func candidate(a *netlink.Addr) (netip.Addr, bool) {
+	addr, ok := netip.AddrFromSlice(a.IP)
+	addr = addr.Unmap()
+	// IFA_F_SECONDARY and IFA_F_TEMPORARY are one bit: a second IPv4 address of a subnet is as good as the first, a temporary
+	// IPv6 address (RFC 8981) is made to change.
+	temporary := a.Label == TemporaryLabel || !addr.Is4() && a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TEMPORARY) != 0
+	return addr, ok && addr.IsGlobalUnicast() && !temporary
+}
+
+// Changes receives when addresses or default routes may have changed, until the context ends. Should the kernel lose
+// notices (it says so when too many come at once), that is taken for a change.
+func (i Interfaces) Changes(ctx context.Context) <-chan struct{} {
+	out := make(chan struct{}, 1)
+	go func() {
+		for ctx.Err() == nil {
+			i.follow(ctx, out)
+			notify(out)
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}()
+	return out
+}
+
+func (Interfaces) follow(ctx context.Context, out chan<- struct{}) {
+	addrs, addrsDone := make(chan netlink.AddrUpdate, 16), make(chan struct{})
+	if err := netlink.AddrSubscribe(addrs, addrsDone); err != nil {
+		return
+	}
+	defer drain(addrs, addrsDone)
+	routes, routesDone := make(chan netlink.RouteUpdate, 16), make(chan struct{})
+	if err := netlink.RouteSubscribe(routes, routesDone); err != nil {
+		return
+	}
+	defer drain(routes, routesDone)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case _, open := <-addrs:
+			if !open {
+				return
+			}
+			notify(out)
+		case u, open := <-routes:
+			if !open {
+				return
+			}
+			if isDefault(&u.Route) {
+				notify(out)
+			}
+		}
+	}
+}
+
+// drain ends a subscription, which must not be stuck with a last notice.
+func drain[T any](updates <-chan T, done chan struct{}) {
+	close(done)
+	for range updates {
+	}
+}
+
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
