@@ -19,9 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 
+	"portal/internal/hostnet"
 	"portal/internal/instance"
 	"portal/internal/intent"
 	"portal/internal/intent/watch"
+	"portal/internal/plan"
 	"portal/internal/proxy"
 	"portal/internal/proxy/backend"
 	"portal/internal/proxy/conntrack"
@@ -200,7 +202,7 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 	checks := healthcheck.New(log, health.Healthy)
 	flows := conntrack.New(conntrack.Kernel{}, log, conntrack.Metrics(registry))
 	p := proxy.New(proxy.Options{
-		Cluster: cluster, Config: config, Modes: modes, Mode: o.mode, Local: proxy.Interfaces{}, Flows: flows, Checks: checks, Health: health, Log: log,
+		Cluster: cluster, Config: config, Modes: modes, Mode: o.mode, Local: hostnet.Interfaces{}, Flows: flows, Checks: checks, Health: health, Log: log,
 	})
 	if err := p.Register(registry); err != nil {
 		return err
@@ -261,7 +263,7 @@ func (o *proxyOptions) proxyConfig() (c proxy.Config, err error) {
 	check("cluster-cidr", e)
 	c.DetectLocal, e = o.detect()
 	check("detect-local-mode", e)
-	c.NodePorts, e = proxy.ParseNodePortAddresses(o.nodePortAddresses)
+	c.NodePorts, e = plan.ParseNodePortAddresses(o.nodePortAddresses)
 	check("nodeport-addresses", e)
 	check("ipvs-scheduler", o.ipvs.Validate())
 	if o.masqueradeBit < 0 || o.masqueradeBit > 31 {

@@ -10,7 +10,7 @@ type Delta struct {
 	// Full: nothing is known about what the kernel does; all of the snapshot counts. The lists below are empty, unless Ahead:
 	// then they are how the snapshot differs from what the mode has prepared.
 	Full, Ahead bool
-	// Facts: the node's facts have changed.
+	// Facts: those of the node's facts have changed that rules beside those of Services depend on.
 	Facts bool
 	// Frontends are those that came, changed (both set) or went, in the order of their keys.
 	Frontends []FrontendChange

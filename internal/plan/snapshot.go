@@ -48,7 +48,17 @@ func (s *Snapshot) SetFacts(f *Facts) {
 	if reflect.DeepEqual(s.Facts, f) {
 		return
 	}
-	s.Facts, s.facts = f, true
+	s.facts = s.facts || !s.Facts.sameRules(f)
+	s.Facts = f
+}
+
+// sameRules says whether two nodes' facts make no difference to a mode beyond the plans of Services that follow from them.
+func (f *Facts) sameRules(o *Facts) bool {
+	a, b := *f, *o
+	for _, x := range []*Facts{&a, &b} {
+		x.Node, x.Zone, x.ProxyName = "", "", ""
+	}
+	return reflect.DeepEqual(a, b)
 }
 
 // Set adds or replaces the plan of a Service; nil removes it. What is as before keeps its identity. It costs as much as

@@ -39,7 +39,7 @@ func (p *Proxy) acknowledge(ctx context.Context, delta *plan.Delta, refused *bac
 			p.Checks.Acknowledged(changes, p.snap.Facts)
 		}
 		if p.Flows != nil {
-			p.Flows.Acknowledged(changes, p.local, p.status.Mode == "userspace")
+			p.Flows.Acknowledged(changes, p.local.Local, p.traits.Relays)
 		}
 	}
 	if first {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"portal/internal/hostnet"
 	"portal/internal/intent"
 	"portal/internal/plan"
 )
@@ -12,6 +13,11 @@ import (
 var local = []netip.Addr{
 	netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"),
 	netip.MustParseAddr("fe80::1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2"),
+}
+
+// own are the machine's, with a Service's address, which a mode may have put on an interface.
+var own = []netip.Addr{
+	netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2"),
 }
 
 var node = &intent.Node{
@@ -39,21 +45,22 @@ func TestNodePortAddresses(t *testing.T) {
 		{"iptables", []string{"primary", "localhost"}, "[192.0.2.1 2001:db8::1] 127.0.0.1, checks [127.0.0.1 192.0.2.1 ::1 2001:db8::1]"},
 		{"nftables", []string{"192.0.2.0/24"}, "[192.0.2.1 192.0.2.2 2001:db8::1 2001:db8::2 fe80::1], checks [192.0.2.1 192.0.2.2 ::]"},
 		{"nftables", []string{"10.0.0.0/8", "2001:db8::/127"}, "[2001:db8::1], checks [2001:db8::1]"},
+		{"nftables", []string{"127.0.0.0/8", "::1/128"}, "[], checks [127.0.0.1 ::1]"},
 		{"iptables", []string{"127.0.0.0/8", "::1/128"}, "[] 127.0.0.1, checks [127.0.0.1 ::1]"},
 		{"userspace", []string{"127.0.0.0/8", "192.0.2.2/32"}, "[192.0.2.2 2001:db8::1 2001:db8::2 fe80::1] 127.0.0.1, checks [127.0.0.1 192.0.2.2 ::]"},
 	} {
 		t.Run(fmt.Sprint(c.mode, c.words), func(t *testing.T) {
-			n, err := ParseNodePortAddresses(c.words)
+			n, err := plan.ParseNodePortAddresses(c.words)
 			if err != nil {
 				t.Fatal(err)
 			}
 			config := Config{Families: []intent.Family{intent.IPv4, intent.IPv6}, NodePorts: n, LocalhostNodePorts: true}
-			if got := where(config.facts(node, local, nil, c.mode).NodePorts); got != c.want {
+			if got := where(config.facts(node, hostnet.Addresses{Local: local, Node: own}, nil, traits[c.mode].Traits).NodePorts); got != c.want {
 				t.Errorf("served at %s, want %s", got, c.want)
 			}
 		})
 	}
-	if _, err := ParseNodePortAddresses([]string{"everywhere"}); err == nil {
+	if _, err := plan.ParseNodePortAddresses([]string{"everywhere"}); err == nil {
 		t.Error("a word that means nothing was taken")
 	}
 }
@@ -91,7 +98,7 @@ func TestFactsOfNode(t *testing.T) {
 		{"interfaces", Config{DetectLocal: DetectInterfacePrefix, InterfacePrefix: "veth"}, node, "[192.0.2.1 2001:db8::1 198.51.100.1] [4 6] {[]  veth}"},
 	} {
 		c.config.Families = both
-		f := c.config.facts(c.node, local, nil, "nftables")
+		f := c.config.facts(c.node, hostnet.Addresses{Local: local, Node: own}, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, traits["nftables"].Traits)
 		if got := fmt.Sprint(f.Addrs, f.Families, f.Pods); got != c.want {
 			t.Errorf("%s:\n got %s\nwant %s", c.name, got, c.want)
 		}

@@ -8,16 +8,17 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/backend"
 )
 
 // metrics are kube-proxy's where the meaning is the same, and our own.
 type metrics struct {
-	duration, full, partial, programming     *prometheus.HistogramVec
-	last, lastQueued, noLocal                *prometheus.GaugeVec
-	servicesPending, slicesPending           prometheus.Gauge
-	servicesTotal, slicesTotal               prometheus.Counter
-	healthz, livez                           *prometheus.CounterVec
-	nftFailures, iptFailures, iptPartFailure *prometheus.CounterVec
+	duration, full, partial, programming *prometheus.HistogramVec
+	last, lastQueued, noLocal            *prometheus.GaugeVec
+	servicesPending, slicesPending       prometheus.Gauge
+	servicesTotal, slicesTotal           prometheus.Counter
+	healthz, livez                       *prometheus.CounterVec
+	failed                               map[string]*prometheus.CounterVec // by the names that modes give
 
 	failures, drifts prometheus.Counter
 	refused          prometheus.Gauge
@@ -25,7 +26,7 @@ type metrics struct {
 	waiting          [2]int
 }
 
-func newMetrics() *metrics {
+func newMetrics(modes []backend.Mode) *metrics {
 	family, code := []string{"ip_family"}, []string{"code"}
 	m := &metrics{
 		duration:    histogram("sync_proxy_rules_duration_seconds", "How long it took to tell the kernel.", latency()),
@@ -42,13 +43,19 @@ func newMetrics() *metrics {
 		slicesTotal:     counter("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices."),
 		healthz:         counters("proxy_healthz_total", "Answers of /healthz.", code),
 		livez:           counters("proxy_livez_total", "Answers of /livez.", code),
-		nftFailures:     counters("sync_proxy_rules_nftables_sync_failures_total", "Times that nftables could not be told.", family),
-		iptFailures:     counters("sync_proxy_rules_iptables_restore_failures_total", "Times that iptables could not be told.", family),
-		iptPartFailure:  counters("sync_proxy_rules_iptables_partial_restore_failures_total", "Times that iptables could not be told what had changed.", family),
+		failed:          map[string]*prometheus.CounterVec{},
 
 		failures: counter("portal_proxy_sync_failures_total", "Times that the kernel could not be told, in any mode."),
 		drifts:   counter("portal_proxy_drifts_total", "Times that what the kernel had been told was found changed by somebody."),
 		refused:  gauge("portal_proxy_refused_frontends", "Frontends that the kernel refused."),
+	}
+	for _, mode := range modes {
+		t := mode.Traits()
+		for _, name := range []string{t.FailureMetric, t.PartialFailureMetric} {
+			if name != "" && m.failed[name] == nil {
+				m.failed[name] = counters(name, "Syncs that failed in the mode "+mode.Name()+".", family)
+			}
+		}
 	}
 	m.lost = &lostTotals{}
 	return m
@@ -95,8 +102,13 @@ func (p *Proxy) Register(r prometheus.Registerer) error {
 	m := p.metrics
 	for _, c := range []prometheus.Collector{
 		m.duration, m.full, m.partial, m.programming, m.last, m.lastQueued, m.noLocal, m.servicesPending, m.slicesPending, m.servicesTotal,
-		m.slicesTotal, m.healthz, m.livez, m.nftFailures, m.iptFailures, m.iptPartFailure, m.failures, m.drifts, m.refused, (*counts)(p),
+		m.slicesTotal, m.healthz, m.livez, m.failures, m.drifts, m.refused, (*counts)(p),
 	} {
+		if err := r.Register(c); err != nil {
+			return err
+		}
+	}
+	for _, c := range m.failed {
 		if err := r.Register(c); err != nil {
 			return err
 		}
@@ -132,16 +144,15 @@ func (m *metrics) queued(families []intent.Family, now time.Time) {
 	}
 }
 
-func (m *metrics) failed(mode string, families []intent.Family, full bool) {
+func (m *metrics) syncFailed(t backend.Traits, families []intent.Family, full bool) {
 	m.failures.Inc()
-	for _, f := range families {
-		switch {
-		case mode == "nftables":
-			m.nftFailures.WithLabelValues(familyName(f)).Inc()
-		case mode == "iptables" && full:
-			m.iptFailures.WithLabelValues(familyName(f)).Inc()
-		case mode == "iptables":
-			m.iptPartFailure.WithLabelValues(familyName(f)).Inc()
+	name := t.PartialFailureMetric
+	if full {
+		name = t.FailureMetric
+	}
+	if c := m.failed[name]; c != nil {
+		for _, f := range families {
+			c.WithLabelValues(familyName(f)).Inc()
 		}
 	}
 }

@@ -3,57 +3,59 @@ package proxy
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 
-	"portal/internal/intent"
 	"portal/internal/proxy/backend"
 )
 
-// autoOrder is what the mode auto tries: the quickest first, the one that every kernel can last.
-var autoOrder = []string{"nftables", "iptables", "userspace"}
-
-// choose finds the mode to run: the one that was asked for, or the first of autoOrder that this machine can. A machine
-// without IPVS gets iptables instead, which serves the same Services.
-func choose(ctx context.Context, modes []backend.Mode, want string, families []intent.Family, log *slog.Logger) (backend.Mode, error) {
-	named := func(name string) backend.Mode {
-		if i := slices.IndexFunc(modes, func(m backend.Mode) bool { return m.Name() == name }); i >= 0 {
-			return modes[i]
+// choose finds the mode to run: the one that was asked for, or else its fallback; or, for auto, the first in the list that
+// this machine can run. Of those, one that can serve node ports where they are asked for comes first.
+func choose(ctx context.Context, o *Options) (backend.Mode, error) {
+	if o.Mode == "auto" || o.Mode == "" {
+		var automatic, unfit []backend.Mode
+		for _, m := range o.Modes {
+			switch t := m.Traits(); {
+			case !t.Automatic:
+			case len(o.Config.NodePorts.Unserved(t.Traits, o.Config.Families)) > 0:
+				unfit = append(unfit, m)
+			default:
+				automatic = append(automatic, m)
+			}
 		}
-		return nil
+		return firstOf(ctx, append(automatic, unfit...), o)
 	}
-	if want == "auto" || want == "" {
-		return firstOf(ctx, autoOrder, named, families, log)
-	}
-	m := named(want)
+	m := named(o.Modes, o.Mode)
 	if m == nil {
-		return nil, fmt.Errorf("proxy mode %q is not one of auto, %s", want, strings.Join(names(modes), ", "))
+		return nil, fmt.Errorf("proxy mode %q is not one of auto, %s", o.Mode, strings.Join(names(o.Modes), ", "))
 	}
-	err := m.Probe(ctx, families)
-	if err != nil && want == "ipvs" && named("iptables") != nil {
-		log.Warn("this machine can't do IPVS; using the iptables mode instead", "why", err)
-		return firstOf(ctx, []string{"iptables"}, named, families, log)
+	err := m.Probe(ctx, o.Config.Families)
+	if err == nil {
+		return m, nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("the proxy mode %s can't run here: %w", want, err)
+	if other := named(o.Modes, m.Traits().Fallback); other != nil {
+		o.Log.Warn("proxy mode can't run here, falling back", "mode", o.Mode, "to", other.Name(), "err", err)
+		return firstOf(ctx, []backend.Mode{other}, o)
 	}
-	return m, nil
+	return nil, fmt.Errorf("the proxy mode %s can't run here: %w", o.Mode, err)
 }
 
-func firstOf(ctx context.Context, order []string, named func(string) backend.Mode, families []intent.Family, log *slog.Logger) (backend.Mode, error) {
+func named(modes []backend.Mode, name string) backend.Mode {
+	if i := slices.IndexFunc(modes, func(m backend.Mode) bool { return m.Name() == name }); i >= 0 {
+		return modes[i]
+	}
+	return nil
+}
+
+func firstOf(ctx context.Context, order []backend.Mode, o *Options) (backend.Mode, error) {
 	var whys []string
-	for _, name := range order {
-		m := named(name)
-		if m == nil {
-			continue
-		}
-		err := m.Probe(ctx, families)
+	for _, m := range order {
+		err := m.Probe(ctx, o.Config.Families)
 		if err == nil {
 			return m, nil
 		}
-		log.Info("a proxy mode can't run here", "mode", name, "why", err)
-		whys = append(whys, name+": "+err.Error())
+		o.Log.Info("proxy mode can't run here", "mode", m.Name(), "err", err)
+		whys = append(whys, m.Name()+": "+err.Error())
 	}
 	return nil, fmt.Errorf("no proxy mode can run here: %s", strings.Join(whys, "; "))
 }

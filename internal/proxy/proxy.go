@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"portal/internal/hostnet"
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
@@ -32,7 +33,7 @@ type Checks interface {
 type Options struct {
 	Cluster *intent.Cluster
 	Config  Config
-	// Modes are all that there are; Mode is the name of one, or auto.
+	// Modes are all that there are, in the order in which auto tries them; Mode is the name of one, or auto.
 	Modes []backend.Mode
 	Mode  string
 	Local LocalAddrs
@@ -64,7 +65,8 @@ type Proxy struct {
 
 	// The loop's own.
 	back     backend.Backend
-	local    []netip.Addr
+	local    hostnet.Addresses
+	traits   backend.Traits // of the mode
 	node     *intent.Node
 	newFacts bool
 	dirty    map[intent.Key]struct{}
@@ -106,7 +108,7 @@ type trigger struct {
 // New returns a proxy. It starts nothing.
 func New(o Options) *Proxy {
 	p := &Proxy{
-		Options: o, metrics: newMetrics(), began: time.Now(), newFacts: true,
+		Options: o, metrics: newMetrics(o.Modes), began: time.Now(), newFacts: true,
 		dirty: map[intent.Key]struct{}{}, changed: map[intent.Key]*plan.Service{}, known: map[intent.Key]record{},
 	}
 	p.status.Wanted = o.Mode
@@ -115,7 +117,7 @@ func New(o Options) *Proxy {
 
 // Run chooses a mode and keeps the kernel in step until the context ends. What the kernel was told stays.
 func (p *Proxy) Run(ctx context.Context) error {
-	mode, err := choose(ctx, p.Modes, p.Mode, p.Config.Families, p.Log)
+	mode, err := choose(ctx, &p.Options)
 	if err != nil {
 		return err
 	}
@@ -127,6 +129,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 	p.mu.Lock()
 	p.status.Mode, p.status.Limits = mode.Name(), mode.Limits()
 	p.mu.Unlock()
+	p.traits = mode.Traits()
+	for _, prefix := range p.Config.NodePorts.Unserved(p.traits.Traits, p.Config.Families) {
+		p.Log.Warn("the proxy mode can't serve node ports at these addresses", "mode", mode.Name(), "addresses", prefix.String())
+	}
 	for _, limit := range mode.Limits() {
 		p.Log.Info("the proxy mode has a limit", "mode", mode.Name(), "limit", limit)
 	}
@@ -287,7 +293,7 @@ func (p *Proxy) failed(delta *plan.Delta, err error) {
 	p.status.Failures++
 	p.status.LastError, p.status.LastErrorAt = err.Error(), time.Now()
 	p.mu.Unlock()
-	p.metrics.failed(p.status.Mode, p.families(), delta.Full)
+	p.metrics.syncFailed(p.traits, p.families(), delta.Full)
 	p.notUntil = time.Now().Add(jitter(wait))
 	p.due = p.notUntil
 }
@@ -316,16 +322,16 @@ func (p *Proxy) refreshFacts() {
 		p.node = n
 		p.Health.Known()
 	} else if p.snap == nil {
-		p.Log.Info("the API has no Node of this name; the addresses of its interfaces are taken for it", "node", p.Config.Node)
+		p.Log.Info("the API has no Node of this name, assuming the addresses of this machine", "node", p.Config.Node)
 	}
 	local, err := p.Local.List()
 	if err != nil {
-		p.Log.Error("the addresses of this machine are not known; keeping the last", "err", err)
+		p.Log.Error("could not list the addresses of this machine, keeping the last known", "err", err)
 	} else {
 		p.local = local
 	}
 	p.newFacts = err != nil
-	facts := p.Config.facts(p.node, p.local, p.Cluster.ServicePrefixes(), p.status.Mode)
+	facts := p.Config.facts(p.node, p.local, p.Cluster.ServicePrefixes(), p.traits.Traits)
 	if p.snap == nil {
 		p.snap = plan.NewSnapshot(facts)
 		return

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"portal/internal/hostnet"
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
@@ -46,7 +47,16 @@ func (k *kernel) Probe(context.Context, []intent.Family) error  { return k.probe
 func (k *kernel) Open(context.Context) (backend.Backend, error) { return k, nil }
 func (k *kernel) Cleanup(context.Context) error                 { k.cleaned++; return nil }
 func (k *kernel) Limits() []string                              { return nil }
+func (k *kernel) Traits() backend.Traits                        { return traits[k.name] }
 func (k *kernel) Close() error                                  { k.closed = true; return nil }
+
+// traits are like those of the modes.
+var traits = map[string]backend.Traits{
+	"nftables":  {Traits: plan.Traits{PrimaryNodePorts: true, DropsUnassigned: true}, Automatic: true, FailureMetric: "sync_proxy_rules_nftables_sync_failures_total"},
+	"iptables":  {Traits: plan.Traits{Loopback4: true, LoopbackByDefault: true}, Automatic: true},
+	"ipvs":      {Fallback: "iptables"},
+	"userspace": {Traits: plan.Traits{Loopback4: true, Loopback6: true, Relays: true}, Automatic: true},
+}
 
 // look puts what the test did before what the loop does next.
 func (k *kernel) look() {
@@ -181,7 +191,9 @@ type addresses struct {
 	changed chan struct{}
 }
 
-func (a *addresses) List() ([]netip.Addr, error)             { return a.list, nil }
+func (a *addresses) List() (hostnet.Addresses, error) {
+	return hostnet.Addresses{Local: a.list, Node: a.list}, nil
+}
 func (a *addresses) Changes(context.Context) <-chan struct{} { return a.changed }
 
 type followed struct{ changes, calls int }
@@ -671,20 +683,33 @@ func TestChoose(t *testing.T) {
 	no := errors.New("the kernel has none")
 	for _, c := range []struct {
 		want            string
+		nodePorts       string
 		nft, ipt, ipvs  error
 		mode, complaint string
 	}{
-		{"auto", nil, nil, nil, "nftables", ""},
-		{"", no, nil, nil, "iptables", ""},
-		{"auto", no, no, nil, "userspace", ""},
-		{"ipvs", nil, nil, nil, "ipvs", ""},
-		{"ipvs", nil, nil, no, "iptables", ""},
-		{"ipvs", nil, no, no, "", "no proxy mode can run here: iptables: the kernel has none"},
-		{"nftables", no, nil, nil, "", "the proxy mode nftables can't run here: the kernel has none"},
-		{"fast", nil, nil, nil, "", `proxy mode "fast" is not one of auto, nftables, iptables, ipvs, userspace`},
+		{"auto", "", nil, nil, nil, "nftables", ""},
+		{"", "", no, nil, nil, "iptables", ""},
+		{"auto", "", no, no, nil, "userspace", ""},
+		{"ipvs", "", nil, nil, nil, "ipvs", ""},
+		{"ipvs", "", nil, nil, no, "iptables", ""},
+		{"ipvs", "", nil, no, no, "", "no proxy mode can run here: iptables: the kernel has none"},
+		{"nftables", "", no, nil, nil, "", "the proxy mode nftables can't run here: the kernel has none"},
+		{"fast", "", nil, nil, nil, "", `proxy mode "fast" is not one of auto, nftables, iptables, ipvs, userspace`},
+		{"auto", "127.0.0.0/8", nil, nil, nil, "iptables", ""},
+		{"auto", "localhost", nil, nil, nil, "iptables", ""},
+		{"auto", "::1/128", nil, nil, nil, "userspace", ""},
+		{"auto", "127.0.0.0/8", nil, no, nil, "userspace", ""},
+		{"nftables", "127.0.0.0/8", nil, nil, nil, "nftables", ""},
 	} {
 		modes := []backend.Mode{&kernel{name: "nftables", probe: c.nft}, &kernel{name: "iptables", probe: c.ipt}, &kernel{name: "ipvs", probe: c.ipvs}, &kernel{name: "userspace"}}
-		m, err := choose(t.Context(), modes, c.want, nil, slog.New(slog.DiscardHandler))
+		o := Options{Modes: modes, Mode: c.want, Config: Config{Families: []intent.Family{intent.IPv4, intent.IPv6}}, Log: slog.New(slog.DiscardHandler)}
+		if c.nodePorts != "" {
+			var err error
+			if o.Config.NodePorts, err = plan.ParseNodePortAddresses([]string{c.nodePorts}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m, err := choose(t.Context(), &o)
 		switch {
 		case c.complaint != "":
 			if err == nil || err.Error() != c.complaint {

@@ -54,6 +54,8 @@ type Prompt interface {
 type Mode interface {
 	// Name is the value of --proxy-mode.
 	Name() string
+	// Traits are what the mode can do and does by default.
+	Traits() Traits
 	// Probe says why this machine can't run the mode, in one line that says what to do; nil: it can.
 	Probe(ctx context.Context, families []intent.Family) error
 	// Open returns a Backend. It takes over what an earlier process left in the kernel, and changes nothing yet.
@@ -62,6 +64,18 @@ type Mode interface {
 	Cleanup(ctx context.Context) error
 	// Limits are what this mode does differently from the plan, in words for people; empty: nothing.
 	Limits() []string
+}
+
+// Traits are what a mode can do and does by default, as far as the loop has to know.
+type Traits struct {
+	plan.Traits
+	// Automatic: the mode may be chosen without being asked for.
+	Automatic bool
+	// Fallback is the mode to use where this one can't run; empty: none.
+	Fallback string
+	// FailureMetric counts failed full syncs, PartialFailureMetric failed incremental ones, under kube-proxy's names; empty: it
+	// has none.
+	FailureMetric, PartialFailureMetric string
 }
 
 // Refused says that some frontends could not be encoded or were refused by the kernel. All others were applied.

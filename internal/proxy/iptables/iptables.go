@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"portal/internal/intent"
+	"portal/internal/plan"
 	"portal/internal/proxy/backend"
 	"portal/internal/proxy/nf"
 )
@@ -48,6 +49,14 @@ type mode struct {
 }
 
 func (*mode) Name() string { return "iptables" }
+
+// Traits are what the mode can do and does by default.
+func (*mode) Traits() backend.Traits {
+	return backend.Traits{
+		Traits:    plan.Traits{Loopback4: true, LoopbackByDefault: true},
+		Automatic: true, FailureMetric: "sync_proxy_rules_iptables_restore_failures_total", PartialFailureMetric: "sync_proxy_rules_iptables_partial_restore_failures_total",
+	}
+}
 
 // jumps lead from the built-in chains to ours.
 var jumps = map[string][]string{

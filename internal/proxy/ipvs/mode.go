@@ -67,6 +67,11 @@ type mode struct{ Options }
 
 func (m *mode) Name() string { return "ipvs" }
 
+// Traits are what the mode can do and does by default.
+func (m *mode) Traits() backend.Traits {
+	return backend.Traits{Fallback: "iptables"}
+}
+
 func (m *mode) Limits() []string {
 	return []string{
 		"node ports are not served on loopback addresses (127.0.0.1, ::1)",

@@ -42,6 +42,14 @@ type mode struct {
 
 func (m *mode) Name() string { return "nftables" }
 
+// Traits are what the mode can do and does by default.
+func (m *mode) Traits() backend.Traits {
+	return backend.Traits{
+		Traits:    plan.Traits{PrimaryNodePorts: true, DropsUnassigned: true},
+		Automatic: true, FailureMetric: "sync_proxy_rules_nftables_sync_failures_total", PartialFailureMetric: "sync_proxy_rules_nftables_sync_failures_total",
+	}
+}
+
 func (m *mode) Limits() []string {
 	return []string{"node ports are not served on loopback addresses (127.0.0.1, ::1)"}
 }

@@ -78,6 +78,11 @@ type mode struct{ Options }
 
 func (*mode) Name() string { return "userspace" }
 
+// Traits are what the mode can do and does by default.
+func (*mode) Traits() backend.Traits {
+	return backend.Traits{Traits: plan.Traits{Loopback4: true, Loopback6: true, Relays: true}, Automatic: true}
+}
+
 // Probe lets the kernel check the rules without taking them.
 func (m *mode) Probe(ctx context.Context, families []intent.Family) error {
 	if os.Geteuid() != 0 {
