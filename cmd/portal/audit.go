@@ -32,7 +32,7 @@ from somebody who edited etcd. The exit status is 0 if all is sound and 1 if not
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), cmd.OutOrStdout()) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "the server's kubeconfig (default: $KUBECONFIG, or this machine's server)")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVarP(&o.output, "output", "o", "", "json for programs")
 	f.BoolVar(&o.repair, "repair", false, "mend first what can be mended without disturbing a Service")
 	return cmd
@@ -41,11 +41,6 @@ from somebody who edited etcd. The exit status is 0 if all is sound and 1 if not
 func (o *auditOptions) run(ctx context.Context, out io.Writer) error {
 	if o.output != "" && o.output != "json" {
 		return usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
-	}
-	if o.kubeconfig == "" {
-		if err := pointKubectl(); err != nil {
-			return err
-		}
 	}
 	config, err := apiConfig(o.kubeconfig)
 	if err != nil {

@@ -3,14 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // the queues' own metrics
 
@@ -39,12 +39,12 @@ garbage collection. Several can run: one is elected leader, and a standby takes 
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			startup.Collect(100)
-			return o.run(cmd.Context())
+			return o.run(cmd.Context(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
 	o.logs.addFlags(f)
-	f.StringVar(&o.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig file of the API server; without one, the service account of the Pod that this runs in")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVar(&o.server, "master", "", "the API server's URL, instead of the kubeconfig's")
 	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, fmt.Sprintf("which to run, of %v: * is all, none is none, -name leaves one out", controllers.Names()))
 	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "ranges of the Pods' addresses, split among the nodes: at most one IPv4 and one IPv6; none: nodes get no Pod CIDRs")
@@ -83,14 +83,14 @@ func (o *controllersOptions) complete() (controllers.Selection, error) {
 	if err := o.election.Validate(); err != nil {
 		return selection, err
 	}
-	if o.config.REST, err = clientcmd.BuildConfigFromFlags(o.server, o.kubeconfig); err != nil {
-		return selection, fmt.Errorf("--kubeconfig %q: %w", o.kubeconfig, err)
+	if o.config.REST, err = apiConfigAt(o.server, o.kubeconfig); err != nil {
+		return selection, err
 	}
 	return selection, o.config.Validate()
 }
 
-func (o *controllersOptions) run(ctx context.Context) error {
-	if err := o.logs.apply(); err != nil {
+func (o *controllersOptions) run(ctx context.Context, stderr io.Writer) error {
+	if _, err := o.logs.setup(ctx, stderr, slog.LevelInfo); err != nil {
 		return usageError{err}
 	}
 	selection, err := o.complete()

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -18,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"portal/internal/dns/corefile"
 	"portal/internal/dns/forward"
@@ -33,6 +30,7 @@ import (
 type dnsOptions struct {
 	kubeconfig, context   string
 	listen                []string
+	listenFlag            string // by which the addresses were chosen
 	listenTLS, listenHTTP []string
 	tlsCert, tlsKey       string
 	zones                 []string
@@ -66,6 +64,7 @@ type dnsOptions struct {
 	health, ready         string
 	corefile              string
 	endpoint              string
+	logs                  logOptions
 }
 
 func newDNSCommand() *cobra.Command {
@@ -89,7 +88,8 @@ func defaultDNSOptions() dnsOptions {
 
 func (o *dnsOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "the API's kubeconfig; default as for kubectl, or the Pod's own account")
+	o.listenFlag = "listen"
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVar(&o.context, "context", "", "context of the kubeconfig")
 	f.StringSliceVar(&o.listen, "listen", []string{":53"}, "address:port to serve UDP and TCP on; may be repeated")
 	f.StringSliceVar(&o.listenTLS, "listen-tls", nil, "address:port to serve DNS over TLS on")
@@ -122,6 +122,7 @@ func (o *dnsOptions) flags(cmd *cobra.Command) {
 	f.StringVar(&o.metrics, "metrics-bind-address", "127.0.0.1:9153", "address:port to serve /metrics, /health and /ready on; empty: none")
 	f.StringVar(&o.health, "health-bind-address", "", "second address:port to serve /health on")
 	f.StringVar(&o.ready, "ready-bind-address", "", "second address:port to serve /ready on")
+	o.logs.addFlags(f)
 	f.StringVar(&o.corefile, "corefile", "", "Corefile to take settings from that no flag gives")
 }
 
@@ -132,7 +133,10 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 			return usageError{fmt.Errorf("--corefile: %w", err)}
 		}
 	}
-	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+	log, err := o.logs.setup(cmd.Context(), cmd.ErrOrStderr(), slog.LevelInfo)
+	if err != nil {
+		return usageError{err}
+	}
 	options, err := o.serverOptions(cmd.OutOrStdout(), log)
 	if err != nil {
 		return usageError{err}
@@ -160,7 +164,7 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 	cluster := intent.NewPackedCluster(sources...)
 	s, err := server.New(cluster, options)
 	if err != nil {
-		return usageError{fmt.Errorf("%w%s", err, portHint(err))}
+		return usageError{fmt.Errorf("%w%s", err, portHint(err, o.listenFlag))}
 	}
 	w, err := watch.New(cluster, watch.Options{
 		Config: config, Sources: sources, ServiceSelector: o.selector, NamespaceSelector: o.nsSelector,
@@ -238,56 +242,20 @@ func (o *dnsOptions) status(s *server.Server, cmd *cobra.Command, log *slog.Logg
 	return out, nil
 }
 
-func portHint(err error) string {
+func portHint(err error, flag string) string {
 	switch {
 	case strings.Contains(err.Error(), "permission denied"):
-		return " (ports below 1024 need root or CAP_NET_BIND_SERVICE; or choose another with --listen)"
+		return " (ports below 1024 need root or CAP_NET_BIND_SERVICE; or choose another with --" + flag + ")"
 	case strings.Contains(err.Error(), "address already in use"):
-		return " (another program has it; choose another with --listen)"
+		return " (another program has it; choose another with --" + flag + ")"
 	}
 	return ""
 }
 
-// config finds the API: an address from a Corefile, or as apiConfig does.
+// config finds the API: an address from a Corefile, or as all commands do.
 func (o *dnsOptions) config() (*rest.Config, error) {
 	if o.endpoint != "" && o.kubeconfig == "" {
 		return &rest.Config{Host: o.endpoint}, nil
 	}
 	return apiConfigFor(o.kubeconfig, o.context)
-}
-
-// apiConfig finds the API as kubectl does: a file given, $KUBECONFIG, ~/.kube/config; else a Pod's own account.
-func apiConfig(kubeconfig string) (*rest.Config, error) { return apiConfigFor(kubeconfig, "") }
-
-func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	if kubeconfig != "" {
-		if _, err := os.Stat(kubeconfig); err != nil {
-			return nil, fmt.Errorf("--kubeconfig: %w", err)
-		}
-		rules.ExplicitPath = kubeconfig
-	}
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context}).ClientConfig()
-	if err != nil {
-		if kubeconfig == "" {
-			return nil, fmt.Errorf("no API server known: give --kubeconfig, or set KUBECONFIG")
-		}
-		if clientcmd.IsEmptyConfig(err) {
-			err = errors.New("it names no API server: give one's kubeconfig, such as DATA-DIR/admin.kubeconfig of a portal server")
-		}
-		return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
-	}
-	if err := usable(config); err != nil {
-		return nil, fmt.Errorf("--kubeconfig %s: %w", cmp.Or(kubeconfig, "(as for kubectl)"), err)
-	}
-	return config, nil
-}
-
-// usable says what is wrong with an API server's address or certificates, while it is known where they are from.
-func usable(config *rest.Config) error {
-	if _, _, err := rest.DefaultServerUrlFor(config); err != nil {
-		return err
-	}
-	_, err := rest.TransportFor(config)
-	return err
 }

@@ -37,18 +37,18 @@ func newEnvCommand() *cobra.Command {
 
   eval $(portal env -n shop)                      for a shell or a script
   portal env -n shop --format docker > shop.env   for docker --env-file or a unit's EnvironmentFile
-  kubectl get svc -o json | portal env -f -       for Services that no API server holds`,
+  kubectl get svc -o json | portal env -f -       without access to an API server`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "the API's kubeconfig; default as for kubectl")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVarP(&o.namespace, "namespace", "n", "default", "the Pod's namespace")
 	f.StringVar(&o.format, "format", "sh", "one of "+strings.Join(serviceenv.Formats, ", "))
-	f.StringVarP(&o.file, "filename", "f", "", "a file with a Service or a List of them, - for standard input, in place of the API")
-	f.BoolVar(&o.all, "all", false, "every Service given, in order, whatever its namespace")
-	f.BoolVar(&o.noLinks, "no-service-links", false, "what a Pod with enableServiceLinks: false gets")
-	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "how long to wait for the API")
+	f.StringVarP(&o.file, "filename", "f", "", "read a Service or a List of Services from this file instead of the API; - is standard input")
+	f.BoolVar(&o.all, "all", false, "print all Services, in order, regardless of namespace")
+	f.BoolVar(&o.noLinks, "no-service-links", false, "print what a Pod with enableServiceLinks: false gets")
+	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "time limit for reading from the API")
 	return cmd
 }
 
@@ -68,7 +68,7 @@ func (o *envOptions) run(cmd *cobra.Command) error {
 	}
 	skipped, err := serviceenv.Write(cmd.OutOrStdout(), vars, o.format)
 	if len(skipped) > 0 {
-		fmt.Fprintf(cmd.ErrOrStderr(), "left out, since a shell's names cannot begin with a digit: %s\n", strings.Join(skipped, " "))
+		fmt.Fprintf(cmd.ErrOrStderr(), "left out, because names of shell variables cannot begin with a digit: %s\n", strings.Join(skipped, " "))
 	}
 	return err
 }
@@ -88,7 +88,7 @@ func (o *envOptions) services(cmd *cobra.Command) ([]*intent.Service, error) {
 	return readServices(f, o.file)
 }
 
-// fromAPI reads once what a Pod's start would read.
+// fromAPI lists the Services once, as a Pod's start does.
 func (o *envOptions) fromAPI(ctx context.Context) ([]*intent.Service, error) {
 	config, err := apiConfig(o.kubeconfig)
 	if err != nil {

@@ -1,71 +1,73 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"os"
-	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	kubectl "k8s.io/kubectl/pkg/cmd"
 
-	"portal/internal/apiserver"
-	_ "portal/internal/translations" // which spares all other commands kubectl's words
+	_ "portal/internal/translations" // keeps kubectl's translations out of all other commands
 )
 
-// newKubectlCommand is kubectl itself, pointed at the local server where the user does not say otherwise.
+// newKubectlCommand is kubectl itself. Without other instructions it talks to this machine's server.
 func newKubectlCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:                "kubectl [command]",
-		Short:              "kubectl, built in and pointed at this machine's server",
+		Short:              "kubectl, built in and configured for this machine's server",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := pointKubectl(); err != nil {
+			inner, err := innerKubectl(args)
+			if err != nil {
 				return err
 			}
-			// kubectl reads the program's arguments in places, for plugins and for the names in its help.
-			os.Args = append([]string{"kubectl"}, args...)
-			inner := kubectl.NewDefaultKubectlCommand()
-			inner.SetArgs(args)
 			if err := inner.ExecuteContext(cmd.Context()); err != nil {
 				return fmt.Errorf("kubectl: %w", err)
 			}
 			return nil
 		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, last string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return completeKubectl(cmd, append(args, last))
+		},
 	}
 }
 
-// pointKubectl sets KUBECONFIG, unless the user has, to the local server's file.
-func pointKubectl() error {
-	if os.Getenv("KUBECONFIG") != "" {
-		return nil
-	}
-	for _, dir := range []string{os.Getenv("PORTAL_DATA_DIR"), userDataDir(), apiserver.DefaultOptions().DataDir} {
-		if dir == "" {
-			continue
-		}
-		if path := kubeconfigIn(dir); readable(path) {
-			return os.Setenv("KUBECONFIG", path)
+// innerKubectl is kubectl's own command, ready to run.
+func innerKubectl(args []string) (*cobra.Command, error) {
+	if path := findKubeconfig(); path != "" {
+		if err := os.Setenv("KUBECONFIG", path); err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	// kubectl reads the process' arguments in places: to find plugins, and for the names in its help.
+	os.Args = append([]string{"kubectl"}, args...)
+	inner := kubectl.NewDefaultKubectlCommand()
+	inner.SetArgs(args)
+	inner.SilenceErrors = true // reported here, once
+	return inner, nil
 }
 
-func readable(path string) bool {
-	f, err := os.Open(path)
+// completeKubectl asks kubectl for completions. It prints one a line, and the directive after a colon at the end.
+func completeKubectl(cmd *cobra.Command, words []string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	inner, err := innerKubectl(append([]string{cobra.ShellCompRequestCmd}, words...))
 	if err != nil {
-		return false
+		return nil, cobra.ShellCompDirectiveError
 	}
-	return f.Close() == nil
-}
-
-// userDataDir is where `portal up` keeps its data for somebody who is not root.
-func userDataDir() string {
-	if os.Geteuid() == 0 {
-		return ""
+	var out bytes.Buffer
+	inner.SetOut(&out)
+	inner.SetErr(io.Discard)
+	if err := inner.ExecuteContext(cmd.Context()); err != nil {
+		return nil, cobra.ShellCompDirectiveError
 	}
-	home, err := os.UserHomeDir()
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	last := len(lines) - 1
+	directive, err := strconv.Atoi(strings.TrimPrefix(lines[last], ":"))
 	if err != nil {
-		return ""
+		return nil, cobra.ShellCompDirectiveError
 	}
-	return filepath.Join(home, ".local", "share", "portal")
+	return lines[:last], cobra.ShellCompDirective(directive)
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// usageError is a mistake in how the program was called: told in one line, exit status 2.
+// usageError is a mistake in how the program was called: reported in one line, exit status 2.
 type usageError struct{ error }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// The first signal asks for an orderly end; a second one gets the default treatment, unless it is the same once more:
-	// timeout(1), for one, sends it to the process and to its group.
+	// The first signal starts an orderly shutdown. A second one ends the process at once, unless it follows immediately:
+	// timeout(1), for example, signals the process and its group.
 	context.AfterFunc(ctx, func() {
 		time.Sleep(time.Second)
 		stop()
@@ -34,11 +34,11 @@ func run(ctx context.Context, args []string, stderr io.Writer) int {
 	root := newRootCommand()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if err == nil {
+	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) { // stopping was asked for
 		return 0
 	}
 	fmt.Fprintf(stderr, "portal: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
-	if errors.As(err, &usageError{}) || strings.HasPrefix(err.Error(), "unknown command") {
+	if errors.As(err, &usageError{}) {
 		return 2
 	}
 	return 1
@@ -48,11 +48,14 @@ func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "portal",
 		Short:         "The Kubernetes Service as a system of its own",
+		Version:       versionLine(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Args:          subcommand,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.AddCommand(
 		newUpCommand(),
 		newServerCommand(),
@@ -65,6 +68,19 @@ func newRootCommand() *cobra.Command {
 		newKubectlCommand(),
 	)
 	return root
+}
+
+// subcommand refuses the name of a subcommand that does not exist, for commands that only group others.
+func subcommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	hint := fmt.Sprintf("%s --help lists the commands", cmd.CommandPath())
+	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
+		hint = "did you mean " + strings.Join(similar, " or ") + "?"
+	}
+	return usageError{fmt.Errorf("unknown command %q: %s", strings.TrimPrefix(cmd.CommandPath()+" "+args[0], cmd.Root().Name()+" "), hint)}
 }
 
 // noArgs refuses arguments where only flags are expected.

@@ -79,7 +79,7 @@ func defaultProxyOptions() proxyOptions {
 func (o *proxyOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) that sets what no flag does")
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "the API's kubeconfig; default as for kubectl, or the Pod's own account")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVar(&o.master, "master", "", "the API server's URL, instead of the kubeconfig's")
 	f.StringVar(&o.hostname, "hostname-override", "", "the name of this machine's Node; default: its host name")
 	f.StringVar(&o.bindAddress, "bind-address", "", "the node's primary address, if it is not what the Node object says")
@@ -141,7 +141,8 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 			return usageError{fmt.Errorf("--config %s: %w", o.config, err)}
 		}
 	}
-	if err := o.logs.apply(); err != nil {
+	log, err := o.logs.setup(cmd.Context(), cmd.ErrOrStderr(), slog.LevelInfo)
+	if err != nil {
 		return usageError{err}
 	}
 	config, err := o.proxyConfig()
@@ -155,11 +156,10 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 	if o.cleanup {
 		return proxy.Cleanup(cmd.Context(), modes)
 	}
-	api, err := o.api()
+	api, err := apiConfigAt(o.master, o.kubeconfig)
 	if err != nil {
 		return usageError{err}
 	}
-	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 	lock, err := instance.Acquire(cmd.Context(), instance.Proxy, instance.DefaultPatience, func(h instance.Holder) {
 		log.Info("another proxy runs in this network namespace, waiting for it to end", "holder", h.String(), "upTo", instance.DefaultPatience)
 	})

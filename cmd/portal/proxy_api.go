@@ -10,29 +10,10 @@ import (
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/rest"
 
 	"portal/internal/intent"
 	"portal/internal/intent/watch"
 )
-
-func (o *proxyOptions) api() (*rest.Config, error) {
-	if o.master == "" {
-		return apiConfig(o.kubeconfig)
-	}
-	config := &rest.Config{}
-	if o.kubeconfig != "" {
-		var err error
-		if config, err = apiConfig(o.kubeconfig); err != nil {
-			return nil, err
-		}
-	}
-	config.Host = o.master
-	if err := usable(config); err != nil {
-		return nil, fmt.Errorf("--master: %w", err)
-	}
-	return config, nil
-}
 
 func serviceSelector(proxyName string) string {
 	const label = "service.kubernetes.io/service-proxy-name"

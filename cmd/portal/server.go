@@ -3,13 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/klog/v2"
 
 	"portal/internal/server"
 	"portal/internal/startup"
@@ -25,7 +22,7 @@ func newServerCommand() *cobra.Command {
 			"names one. Writes DATA-DIR/admin.kubeconfig before it is ready.",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := logs.apply(); err != nil {
+			if _, err := logs.setup(cmd.Context(), cmd.ErrOrStderr(), slog.LevelInfo); err != nil {
 				return usageError{err}
 			}
 			if err := opts.Validate(); err != nil {
@@ -77,27 +74,3 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 
 // garbage is in percent of what is in use: a little less than usual, which trades a few percent of CPU for a part of the memory.
 const garbage = 70
-
-// logOptions choose how much is logged.
-type logOptions struct{ verbosity int }
-
-func (l *logOptions) addFlags(f *pflag.FlagSet) {
-	f.IntVarP(&l.verbosity, "v", "v", 0, "how much to log: 0 what an administrator must know, up to 6 for every detail")
-}
-
-func (l *logOptions) apply() error {
-	if l.verbosity < 0 || l.verbosity > 10 {
-		return fmt.Errorf("--v %d: must be from 0 to 10", l.verbosity)
-	}
-	var level klog.Level
-	return level.Set(fmt.Sprint(l.verbosity))
-}
-
-// quiet leaves out what libraries say in passing, unless more was asked for: a person reads this terminal.
-func (l *logOptions) quiet(out io.Writer) {
-	if l.verbosity == 0 {
-		klog.SetSlogLogger(slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelWarn})))
-	}
-}
-
-func kubeconfigIn(dir string) string { return filepath.Join(dir, "admin.kubeconfig") }

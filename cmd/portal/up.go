@@ -2,23 +2,29 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"portal/internal/instance"
+	"portal/internal/plan"
 	"portal/internal/server"
 	"portal/internal/startup"
 )
 
 // upOptions are the flags of `portal up`: those of the server, and of what runs beside it.
 type upOptions struct {
-	server server.Options
-	logs   logOptions
-	dns    string
-	proxy  string
+	server            server.Options
+	logs              logOptions
+	dns               string
+	proxy             string
+	nodePortAddresses []string
 }
 
 func newUpCommand() *cobra.Command {
@@ -28,56 +34,76 @@ func newUpCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Everything on this machine, in the foreground",
-		Long:  "Runs everything on this machine in the foreground, and says where things are and what to type next.",
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+		Short: "Run everything on this machine, in the foreground",
+		Long: `Run the server, the proxy and DNS on this machine in the foreground, and print where they are and what to type next.
+
+Without root it runs the server and DNS at ` + fallbackDNS + `. The proxy needs root: it programs the kernel.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
-	addServerFlags(cmd.Flags(), &o.server)
-	o.logs.addFlags(cmd.Flags())
-	cmd.Flags().StringVar(&o.dns, "dns", "auto",
-		"ADDRESS:PORT at which names are served; none; or auto: the tenth address of the service range, lent to this machine "+
-			"while it runs, or "+fallbackDNS+" where that is not allowed")
-	cmd.Flags().StringVar(&o.proxy, "proxy-mode", "auto", "how traffic to Services is led on this machine: none, auto, "+strings.Join(proxyModeNames(), ", "))
+	f := cmd.Flags()
+	addServerFlags(f, &o.server)
+	o.logs.addFlags(f)
+	f.StringVar(&o.dns, "dns", "auto",
+		"ADDRESS:PORT to serve DNS at; none; or auto: the tenth address of the service range, added to lo while this runs, or "+
+			fallbackDNS+" if that is not allowed")
+	f.StringVar(&o.proxy, "proxy-mode", "auto", "proxy mode: none, auto, "+strings.Join(proxyModeNames(), ", "))
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", []string{"all"},
+		"addresses that node ports are served at: prefixes, primary (the node's own), localhost, all")
 	return cmd
 }
 
-func (o *upOptions) run(cmd *cobra.Command) error {
-	if err := o.logs.apply(); err != nil {
-		return usageError{err}
-	}
+// validate checks the flags before anything is started.
+func (o *upOptions) validate() error {
 	if err := o.server.Validate(); err != nil {
-		return usageError{err}
+		return err
 	}
 	if o.dns != "auto" && o.dns != "none" {
 		if _, err := addrPorts([]string{o.dns}); err != nil {
-			return usageError{fmt.Errorf("--dns: %w, auto or none", err)}
+			return fmt.Errorf("--dns: %w, auto or none", err)
 		}
 	}
 	if o.proxy != "none" && !knownMode(o.proxy) {
-		return usageError{fmt.Errorf("--proxy-mode: %q is not one of none, auto, %s", o.proxy, strings.Join(proxyModeNames(), ", "))}
+		return fmt.Errorf("--proxy-mode: %q is not one of none, auto, %s", o.proxy, strings.Join(proxyModeNames(), ", "))
 	}
-	o.logs.quiet(cmd.ErrOrStderr())
+	if _, err := plan.ParseNodePortAddresses(o.nodePortAddresses); err != nil {
+		return fmt.Errorf("--nodeport-addresses: %w", err)
+	}
+	return nil
+}
+
+func (o *upOptions) run(cmd *cobra.Command) error {
+	log, err := o.logs.setup(cmd.Context(), cmd.ErrOrStderr(), slog.LevelWarn) // a person reads this terminal
+	if err != nil {
+		return usageError{err}
+	}
+	if err := o.validate(); err != nil {
+		return usageError{err}
+	}
+	out := cmd.OutOrStdout()
+	parts, err := o.claim(cmd.Context(), out)
+	if err != nil {
+		return err
+	}
+	defer parts.release()
 	startup.Collect(garbage)
 	startup.Profile()
-	out := cmd.OutOrStdout()
 	fmt.Fprintln(out, "Portal is starting ...")
 	// What runs beside the server ends with the same signal, and is waited for.
 	var beside sync.WaitGroup
-	err := server.Run(cmd.Context(), o.server, func(_ context.Context, info server.Info) error {
-		led := upProxy{note: "none"}
-		if o.proxy != "none" {
-			led = o.startProxy(cmd, info, &beside)
+	err = server.Run(cmd.Context(), o.server, func(_ context.Context, info server.Info) error {
+		proxy := upProxy{note: parts.noProxy}
+		if proxy.note == "" {
+			proxy = o.startProxy(cmd, log, info, &beside)
 		}
 		var dns *upDNS
 		if o.dns != "none" {
 			var err error
-			if dns, err = o.startDNS(cmd, info, led.note == "", &beside); err != nil {
-				fmt.Fprintf(out, "There is no DNS: %v\n", err)
+			if dns, err = o.startDNS(cmd, log, info, parts, proxy.note == "", &beside); err != nil {
+				fmt.Fprintf(out, "DNS could not be started: %v\n", err)
 			}
 		}
-		welcome(out, info, led, dns)
-		return nil
+		return welcome(out, info, proxy, dns)
 	})
 	beside.Wait()
 	if err == nil {
@@ -86,23 +112,90 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	return err
 }
 
+// upParts says which parts this process may run: one proxy and one DNS server for each network namespace.
+type upParts struct {
+	locks   []*instance.Lock
+	noProxy string // why there is no proxy
+	noVIP   string // why DNS can't be at its cluster IP
+}
+
+func (p *upParts) release() {
+	for _, l := range p.locks {
+		l.Release()
+	}
+}
+
+// handover is how long to wait for an earlier `portal up` that is about to end.
+const handover = 5 * time.Second
+
+// claim decides which parts to run. It fails if one can't run that was asked for by name.
+func (o *upOptions) claim(ctx context.Context, out io.Writer) (_ *upParts, err error) {
+	p := &upParts{}
+	defer func() {
+		if err != nil {
+			p.release()
+		}
+	}()
+	rights, deadline := mayAdminister(), time.Now().Add(handover)
+	lock := func(name string) error {
+		if rights != nil {
+			return rights
+		}
+		l, err := instance.Acquire(ctx, name, time.Until(deadline), func(h instance.Holder) {
+			fmt.Fprintf(out, "Waiting for %v to end ...\n", h)
+		})
+		if err == nil {
+			p.locks = append(p.locks, l)
+		}
+		return err
+	}
+	switch o.proxy {
+	case "none":
+		p.noProxy = "none"
+	case "auto":
+		err = lock(instance.Proxy)
+		if err != nil {
+			p.noProxy = "none: " + short(err)
+		}
+	default:
+		if err = lock(instance.Proxy); err != nil {
+			return nil, usageError{fmt.Errorf("--proxy-mode %s: %w", o.proxy, err)}
+		}
+	}
+	if o.dns == "auto" {
+		if err = lock(instance.DNS); err != nil {
+			p.noVIP = short(err)
+		}
+	}
+	return p, ctx.Err()
+}
+
+// short says in a few words why a part can't run.
+func short(err error) string {
+	var held *instance.HeldError
+	if errors.As(err, &held) {
+		return fmt.Sprintf("%v has it in this network namespace", held.Holder)
+	}
+	return "needs root"
+}
+
 // startDNS runs the DNS server beside the API. Its failure leaves the rest running.
-func (o *upOptions) startDNS(cmd *cobra.Command, info server.Info, led bool, beside *sync.WaitGroup) (*upDNS, error) {
+func (o *upOptions) startDNS(cmd *cobra.Command, log *slog.Logger, info server.Info, parts *upParts, proxied bool, beside *sync.WaitGroup) (*upDNS, error) {
 	config, err := apiConfig(info.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	dns, err := o.prepareDNS(cmd.Context(), config, info, led)
+	dns, err := o.prepareDNS(cmd.Context(), config, info, parts.noVIP, proxied)
 	if err != nil {
 		return nil, err
 	}
 	open, failed := make(chan struct{}), make(chan error, 1)
 	beside.Go(func() {
-		err := dns.run(cmd.Context(), cmd, config, func() { close(open) })
+		err := dns.run(cmd.Context(), cmd, log, config, func() { close(open) })
 		select {
 		case <-open:
 			if err != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "portal: DNS has ended: %v\n", err)
+				log.Error("DNS stopped", "err", err)
 			}
 		default:
 			failed <- err
@@ -114,25 +207,4 @@ func (o *upOptions) startDNS(cmd *cobra.Command, info server.Info, led bool, bes
 	case err := <-failed:
 		return nil, err
 	}
-}
-
-func welcome(out io.Writer, info server.Info, led upProxy, dns *upDNS) {
-	where, try := "none", ""
-	if dns != nil {
-		where, try = dns.lines()
-	}
-	fmt.Fprintf(out, `Portal is up.
-  API         https://%s
-  proxy       %s
-  DNS         %s
-  kubeconfig  %s
-
-Try, in another terminal:
-  export KUBECONFIG=%s
-  portal kubectl create service clusterip web --tcp=80:8080
-  portal kubectl get services
-  portal audit
-%s
-Ctrl-C stops it; what was created stays in %s.
-`, info.Address, led, where, info.Kubeconfig, info.Kubeconfig, try, info.DataDir)
 }

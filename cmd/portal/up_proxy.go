@@ -25,54 +25,51 @@ type upProxy struct {
 // firstSync is how long `portal up` waits for the proxy before it says that it is up.
 const firstSync = 10 * time.Second
 
-// startProxy leads traffic on this machine. Its failure leaves the rest running.
-func (o *upOptions) startProxy(cmd *cobra.Command, info server.Info, beside *sync.WaitGroup) upProxy {
-	if err := mayAdminister(); err != nil {
-		return upProxy{note: "none without root: cluster IPs lead nowhere"}
-	}
+// startProxy runs the proxy on this machine. Its failure leaves the rest running.
+func (o *upOptions) startProxy(cmd *cobra.Command, log *slog.Logger, info server.Info, beside *sync.WaitGroup) upProxy {
 	options := defaultProxyOptions()
 	options.kubeconfig, options.mode, options.healthz = info.Kubeconfig, o.proxy, ""
 	options.clusterCIDR = strings.Join(o.server.ClusterCIDRs, ",")
+	options.nodePortAddresses = o.nodePortAddresses
 	config, err := options.proxyConfig()
 	if err != nil {
 		return upProxy{note: "none: " + err.Error()}
 	}
-	api, err := options.api()
+	api, err := apiConfig(info.Kubeconfig)
 	if err != nil {
 		return upProxy{note: "none: " + err.Error()}
 	}
 	modes := proxyModes(&options)
-	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	began, failed := make(chan string, 1), make(chan error, 1)
-	tell := func(ctx context.Context, p *proxy.Proxy) {
+	synced, ended := make(chan string, 1), make(chan error, 1)
+	report := func(ctx context.Context, p *proxy.Proxy) {
 		for !p.Synced() && wait(ctx, 10*time.Millisecond) {
 		}
-		began <- p.State(nil).Mode
+		synced <- p.State(nil).Mode
 	}
 	beside.Go(func() {
-		err := options.serve(cmd.Context(), log, config, modes, api, tell)
+		err := options.serve(cmd.Context(), log, config, modes, api, report)
 		if errors.Is(err, syscall.EADDRINUSE) && cmd.Context().Err() == nil {
-			options.metrics = "" // somebody else measures; traffic is what matters
-			err = options.serve(cmd.Context(), log, config, modes, api, tell)
+			options.metrics = "" // another program has the port; traffic is what matters
+			err = options.serve(cmd.Context(), log, config, modes, api, report)
 		}
-		// Nothing stays behind: the machine is as it was before.
-		cleaning, cancel := context.WithTimeout(context.Background(), time.Minute)
+		// No rules are left behind: the machine is as it was before.
+		cleanup, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		failed <- errors.Join(err, proxy.Cleanup(cleaning, modes))
+		ended <- errors.Join(err, proxy.Cleanup(cleanup, modes))
 	})
+	mode := "not ready yet"
 	select {
-	case mode := <-began:
-		beside.Go(func() {
-			if err := <-failed; err != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "portal: the proxy has ended: %v\n", err)
-			}
-		})
-		return upProxy{mode: mode}
-	case err := <-failed:
-		return upProxy{note: fmt.Sprintf("none: %v", err)}
+	case mode = <-synced:
 	case <-time.After(firstSync):
-		return upProxy{mode: "not ready yet"}
+	case err := <-ended:
+		return upProxy{note: fmt.Sprintf("none: %v", err)}
 	}
+	beside.Go(func() {
+		if err := <-ended; err != nil {
+			log.Error("the proxy stopped", "err", err)
+		}
+	})
+	return upProxy{mode: mode}
 }
 
 func (p upProxy) String() string {

@@ -12,30 +12,40 @@ import (
 // version is Portal's own, set when it is built.
 var version = "dev"
 
+type versionInfo struct {
+	Portal     string `json:"portal"`
+	Kubernetes string `json:"kubernetes"`
+	Go         string `json:"go"`
+	Platform   string `json:"platform"`
+}
+
+func currentVersion() versionInfo {
+	return versionInfo{version, kubeversion.Get().GitVersion, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
+}
+
+// versionLine is what `portal --version` and `portal version` print.
+func versionLine() string {
+	v := currentVersion()
+	return fmt.Sprintf("portal %s (Kubernetes API %s, %s, %s)", v.Portal, v.Kubernetes, v.Go, v.Platform)
+}
+
 func newVersionCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Which Portal this is, and which Kubernetes its API is that of",
+		Short: "Print the version of Portal and of the Kubernetes API that it serves",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			info := struct {
-				Portal     string `json:"portal"`
-				Kubernetes string `json:"kubernetes"`
-				Go         string `json:"go"`
-				Platform   string `json:"platform"`
-			}{version, kubeversion.Get().GitVersion, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
 			switch output {
 			case "json":
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(info)
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(currentVersion())
 			case "":
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "portal %s (Kubernetes API %s, %s, %s)\n",
-					info.Portal, info.Kubernetes, info.Go, info.Platform)
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
 				return err
 			}
 			return usageError{fmt.Errorf("--output %q: must be json, or left out", output)}
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "", "json for programs")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "output format: json, or one line of text if left out")
 	return cmd
 }

@@ -137,15 +137,7 @@ func dial(ctx context.Context, opts Options) (*clientv3.Client, error) {
 	return client, nil
 }
 
-// logger tells etcd's warnings and worse on standard error.
+// logger logs etcd's errors with the process' logger.
 func logger() *zap.Logger {
-	cfg := zap.NewProductionConfig()
-	cfg.Level = zap.NewAtomicLevelAt(zapcore.ErrorLevel)
-	cfg.Encoding = "console"
-	cfg.EncoderConfig.EncodeTime = zapcore.RFC3339TimeEncoder
-	log, err := cfg.Build()
-	if err != nil {
-		return zap.NewNop()
-	}
-	return log.Named("etcd")
+	return zap.L().Named("etcd").WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel))
 }

@@ -15,10 +15,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// kubeDNS is the name that everybody knows the cluster's DNS by.
+// kubeDNS is the name of the cluster's DNS Service in every Kubernetes.
 const kubeDNS = "kube-dns"
 
-// TenthAddresses are where DNS is in a cluster with these service ranges.
+// TenthAddresses are the usual cluster IPs of DNS in a cluster with these service ranges.
 func TenthAddresses(ranges []netip.Prefix) []netip.Addr {
 	var out []netip.Addr
 	for _, r := range ranges {
@@ -33,14 +33,14 @@ func TenthAddresses(ranges []netip.Prefix) []netip.Addr {
 	return out
 }
 
-// KubeDNS makes sure that the Service kube-dns exists, at the tenth addresses of the ranges unless somebody else has
+// KubeDNS makes sure that the Service kube-dns exists, at the tenth addresses of the ranges unless another Service has
 // them, and returns its cluster IPs.
 func KubeDNS(ctx context.Context, client kubernetes.Interface, ranges []netip.Prefix, port uint16) ([]netip.Addr, error) {
 	services := client.CoreV1().Services(metav1.NamespaceSystem)
 	svc, err := services.Get(ctx, kubeDNS, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		svc, err = services.Create(ctx, dnsService(TenthAddresses(ranges), port), metav1.CreateOptions{})
-		if apierrors.IsInvalid(err) { // somebody else has the address: any other will do
+		if apierrors.IsInvalid(err) { // another Service has the address: any will do
 			svc, err = services.Create(ctx, dnsService(nil, port), metav1.CreateOptions{})
 		}
 	}
@@ -79,8 +79,8 @@ func dnsService(addrs []netip.Addr, port uint16) *corev1.Service {
 	return svc
 }
 
-// EndpointAddrs are where the DNS server of one machine can be reached behind its cluster IPs: an address for each family,
-// in the ranges that Pods usually have.
+// EndpointAddrs are the endpoints behind the DNS server's cluster IPs: an address for each family, in the ranges that Pods
+// usually have.
 func EndpointAddrs(virtual []netip.Addr) []netip.Addr {
 	var out []netip.Addr
 	for _, v := range virtual {
@@ -93,8 +93,8 @@ func EndpointAddrs(virtual []netip.Addr) []netip.Addr {
 	return out
 }
 
-// DNSEndpoints says, in a slice for each family, where on this machine the DNS server listens. A proxy leads there. No
-// addresses take the slices away.
+// DNSEndpoints writes an EndpointSlice for each family with the addresses that the DNS server listens at, for the proxy to
+// forward to. A family without addresses has its slice deleted.
 func DNSEndpoints(ctx context.Context, client kubernetes.Interface, addrs []netip.Addr, port uint16) error {
 	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
 		var endpoints []discoveryv1.Endpoint
@@ -143,7 +143,7 @@ func putSlice(ctx context.Context, client kubernetes.Interface, family discovery
 	return err
 }
 
-// ResolvConf is what a program that uses the cluster's DNS has as its /etc/resolv.conf, in a namespace.
+// ResolvConf is the /etc/resolv.conf of a program in a namespace of the cluster.
 func ResolvConf(servers []netip.Addr, namespace, zone string) string {
 	var b strings.Builder
 	for _, a := range servers {

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"portal/internal/apiserver"
+)
+
+// kubeconfigHelp describes the default of --kubeconfig, which is the same for all commands.
+const kubeconfigHelp = "kubeconfig of the API server (default: $KUBECONFIG, this machine's Portal server, ~/.kube/config, or the Pod's own service account)"
+
+// apiConfig finds the API server. Without a file it looks where all commands look: see findKubeconfig.
+func apiConfig(kubeconfig string) (*rest.Config, error) { return apiConfigFor(kubeconfig, "") }
+
+// apiConfigFor is apiConfig with a context of the kubeconfig.
+func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	if kubeconfig != "" {
+		if _, err := os.Stat(kubeconfig); err != nil {
+			return nil, fmt.Errorf("--kubeconfig: %w", err)
+		}
+		rules.ExplicitPath = kubeconfig
+	} else {
+		rules.ExplicitPath = findKubeconfig()
+	}
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context}).ClientConfig()
+	if err != nil {
+		if rules.ExplicitPath == "" {
+			return nil, errors.New("no API server known: give --kubeconfig, or set KUBECONFIG")
+		}
+		if clientcmd.IsEmptyConfig(err) {
+			err = errors.New("it names no API server: give one's kubeconfig, such as DATA-DIR/admin.kubeconfig of a portal server")
+		}
+		return nil, fmt.Errorf("--kubeconfig %s: %w", rules.ExplicitPath, err)
+	}
+	if err := usable(config); err != nil {
+		return nil, fmt.Errorf("--kubeconfig %s: %w", cmp.Or(rules.ExplicitPath, "(default)"), err)
+	}
+	return config, nil
+}
+
+// apiConfigAt is apiConfig with another URL of the server, if one is given (--master). Without a file it then has no
+// credentials.
+func apiConfigAt(master, kubeconfig string) (*rest.Config, error) {
+	if master == "" {
+		return apiConfig(kubeconfig)
+	}
+	config := &rest.Config{}
+	if kubeconfig != "" {
+		var err error
+		if config, err = apiConfig(kubeconfig); err != nil {
+			return nil, err
+		}
+	}
+	config.Host = master
+	if err := usable(config); err != nil {
+		return nil, fmt.Errorf("--master: %w", err)
+	}
+	return config, nil
+}
+
+// usable reports what is wrong with an API server's address or certificates before the first request is made.
+func usable(config *rest.Config) error {
+	if _, _, err := rest.DefaultServerUrlFor(config); err != nil {
+		return err
+	}
+	_, err := rest.TransportFor(config)
+	return err
+}
+
+// findKubeconfig returns the kubeconfig of the Portal server of this machine, or "" if $KUBECONFIG is set or there is none
+// that this user may read. In that case client-go's own defaults apply.
+func findKubeconfig() string {
+	if os.Getenv("KUBECONFIG") != "" {
+		return ""
+	}
+	for _, dir := range []string{os.Getenv("PORTAL_DATA_DIR"), userDataDir(), apiserver.DefaultOptions().DataDir} {
+		if dir == "" {
+			continue
+		}
+		if path := filepath.Join(dir, "admin.kubeconfig"); readable(path) {
+			return path
+		}
+	}
+	return ""
+}
+
+func readable(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	return f.Close() == nil
+}
+
+// userDataDir is the data directory of `portal up` without root; "" as root.
+func userDataDir() string {
+	if os.Geteuid() == 0 {
+		return ""
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(home, ".local", "share", "portal")
+}
