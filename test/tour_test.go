@@ -1,0 +1,191 @@
+package test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"portal/test/harness"
+)
+
+// TestTour does what README.md's first tour says, word for word, on a machine of its own (namespaces with an uplink), and
+// compares what it prints.
+func TestTour(t *testing.T) {
+	rootOnly(t)
+	need(t, harness.Portal(), "build")
+	blocks := tour(t)
+	m := newMachine(t)
+	up := false
+	for _, block := range blocks {
+		switch {
+		case strings.HasPrefix(block, "sudo .cache/bin/portal up"):
+			m.do(t, strings.TrimSpace(block)+" >up.log 2>&1 &")
+			m.wait(t, "up.log", "Ctrl-C stops it")
+			up = true
+		case strings.HasPrefix(block, "Portal is up."):
+			log, _ := os.ReadFile(filepath.Join(m.dir, "up.log"))
+			if !strings.Contains(string(log), block) {
+				t.Errorf("README.md says that portal up prints\n%s\nit printed\n%s", block, log)
+			}
+		case strings.HasPrefix(block, "$ "):
+			for _, step := range strings.Split(block[2:], "\n$ ") {
+				command, want, _ := strings.Cut(step, "\n")
+				if got := m.do(t, command); normal(got) != normal(want) {
+					t.Errorf("$ %s\n%s\nREADME.md says\n%s", command, got, want)
+				}
+			}
+		default:
+			for line := range strings.Lines(block) {
+				m.do(t, strings.TrimSpace(line))
+			}
+		}
+	}
+	if !up {
+		t.Error("README.md's tour starts no portal up")
+	}
+}
+
+// tour returns the code blocks of the tour.
+func tour(t *testing.T) (out []string) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(harness.Root(), "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(data), "\n## A first tour\n")
+	text, _, _ = strings.Cut(text, "\n## ")
+	for i, block := range strings.Split(text, "```\n") {
+		if i%2 == 1 {
+			out = append(out, block)
+		}
+	}
+	if !found || len(out) < 5 {
+		t.Fatalf("README.md's tour has only %d blocks", len(out))
+	}
+	return out
+}
+
+// What differs from run to run: addresses that were chosen, ages, revisions, the width of columns, the order of rows.
+var varying = []struct {
+	pattern *regexp.Regexp
+	with    string
+}{
+	{regexp.MustCompile(`10\.96\.\d{1,3}\.\d{2,3}\b`), "ADDRESS"},
+	{regexp.MustCompile(`\b\d+[sm]\b`), "AGE"},
+	{regexp.MustCompile(`revision \d+`), "revision N"},
+	{regexp.MustCompile(`[ \t]+`), " "},
+	{regexp.MustCompile(`(?m)^.*(Serving HTTP on|"GET / HTTP).*\n?`), ""}, // python's, in the background
+}
+
+func normal(text string) string {
+	text = strings.ReplaceAll(text, "10.96.0.10", "DNS")
+	for _, v := range varying {
+		text = v.pattern.ReplaceAllString(text, v.with)
+	}
+	return strings.TrimSpace(text)
+}
+
+// machine is a root shell in namespaces of its own, with an uplink and a default route, in a folder that looks like a
+// checkout after make build.
+type machine struct {
+	dir string
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	m := &machine{dir: t.TempDir()}
+	write := func(name, text string, mode os.FileMode) {
+		path := filepath.Join(m.dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A person types more slowly than a server starts.
+	write(".curlrc", "silent\nretry = 50\nretry-connrefused\nretry-delay = 1\n", 0o600)
+	write("bin/sudo", "#!/bin/sh\n[ \"$1\" = -s ] && exec bash\nexec \"$@\"\n", 0o755)
+	if err := os.MkdirAll(filepath.Join(m.dir, ".cache", "bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(harness.Portal(), filepath.Join(m.dir, ".cache", "bin", "portal")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "bash")
+	cmd.Dir = m.dir
+	cmd.Env = append(os.Environ(), "HOME="+m.dir, "PATH="+filepath.Join(m.dir, "bin")+":"+os.Getenv("PATH"), "KUBECONFIG=", "PORTAL_DATA_DIR=")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdout, cmd.Stderr = writer, writer
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	writer.Close()
+	t.Cleanup(func() {
+		cancel()
+		_ = cmd.Wait()
+		stdout.Close()
+	})
+	m.in, m.out = stdin, bufio.NewReader(stdout)
+	for _, line := range []string{
+		"mount -t tmpfs tmpfs /var/lib",
+		"ip link set lo up",
+		"ip link add uplink type veth peer name far",
+		"ip link set uplink up && ip link set far up",
+		"ip address add 192.0.2.2/24 dev uplink && ip route add default via 192.0.2.1",
+	} {
+		m.do(t, line)
+	}
+	return m
+}
+
+// do types a line and returns what it printed.
+func (m *machine) do(t *testing.T, line string) string {
+	t.Helper()
+	const mark = "-- done --"
+	if _, err := fmt.Fprintf(m.in, "%s\necho '%s'\n", line, mark); err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	var out strings.Builder
+	for {
+		got, err := m.out.ReadString('\n')
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", line, err, out.String())
+		}
+		if before, done := strings.CutSuffix(got, mark+"\n"); done {
+			return out.String() + before
+		}
+		out.WriteString(got)
+	}
+}
+
+// wait waits until a file has a text in it.
+func (m *machine) wait(t *testing.T, name, text string) {
+	t.Helper()
+	var data []byte
+	eventually(t, time.Minute, name+" has "+text, func() string {
+		data, _ = os.ReadFile(filepath.Join(m.dir, name))
+		if strings.Contains(string(data), text) {
+			return ""
+		}
+		return "it has " + string(data)
+	})
+}
