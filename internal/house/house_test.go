@@ -78,7 +78,7 @@ func standard(imported string) bool {
 
 var modes = []string{"nftables", "iptables", "ipvs", "userspace", "ebpf"}
 
-// TestImports keeps the direction in which data flows: what users asked for → what it means here → what the kernel is told.
+// TestImports enforces the direction in which data flows: what users asked for → what it means here → what the kernel does.
 func TestImports(t *testing.T) {
 	mayUseClientGo := []string{
 		// store has to name one of its types, because k8s.io/apiserver does in the signature of a storage decorator.
@@ -91,15 +91,18 @@ func TestImports(t *testing.T) {
 			case strings.HasPrefix(imported, "k8s.io/kubernetes") && !under(f.dir, "bench/peers"):
 				refuse("k8s.io/kubernetes is no library; only bench/peers builds its programs")
 			case strings.HasPrefix(imported, "k8s.io/client-go") && !under(f.dir, mayUseClientGo...):
-				refuse("client-go enters only at the edges")
+				refuse("client-go is for the edges only")
 			case f.test:
-				// Tests may stand on more than what they test.
+				// Tests may import more than what they test.
 			case f.dir == "internal/plan" && !standard(imported) && imported != "portal/internal/intent":
 				refuse("plan is pure: intent and the standard library")
 			case f.dir == "internal/intent" && !standard(imported):
 				refuse("intent is plain data: the standard library")
 			case f.dir == "internal/alloc" && !standard(imported):
 				refuse("alloc is pure: the standard library")
+			case under(f.dir, "internal/apiserver") && imported != "portal/internal/controllers/audit" &&
+				under(strings.TrimPrefix(imported, "portal/"), "internal/controllers"):
+				refuse("the API server is below the controllers, which are its clients") // audit is to move out of controllers
 			case under(f.dir, "internal/store") && strings.HasPrefix(imported, "portal/"):
 				refuse("store knows no resource by name")
 			case mode(f.dir) != "":
@@ -124,16 +127,16 @@ func mode(dir string) string {
 	return ""
 }
 
-// TestNoHiddenStart keeps what happens out of init functions and package-level flags: constructors and Run do it.
+// TestNoHiddenStart allows no init functions and no package-level flags: what happens is in constructors and Run.
 func TestNoHiddenStart(t *testing.T) {
 	for _, f := range files(t) {
 		if f.test {
 			continue
 		}
 		for _, decl := range f.syntax.Decls {
-			// These two are all about when they are initialised.
+			// These two exist to change when packages are initialised.
 			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" && f.dir != "internal/translations" && f.dir != "internal/startup" {
-				t.Errorf("%s has an init function: nothing may happen by being imported", f.path)
+				t.Errorf("%s has an init function: importing a package must do nothing", f.path)
 			}
 		}
 		if slices.Contains(f.imports, "flag") && !under(f.dir, "bench") {
@@ -142,7 +145,7 @@ func TestNoHiddenStart(t *testing.T) {
 	}
 }
 
-// TestPackageComments wants each package to say in its doc comment what it is for.
+// TestPackageComments requires a doc comment that says what the package is for.
 func TestPackageComments(t *testing.T) {
 	documented := map[string]bool{}
 	for _, f := range files(t) {
@@ -157,7 +160,7 @@ func TestPackageComments(t *testing.T) {
 	}
 }
 
-// TestModuleFile keeps Portal an ordinary module: no replaced dependencies.
+// TestModuleFile allows no replaced dependencies: Portal is an ordinary module.
 func TestModuleFile(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	if err != nil {
