@@ -4,8 +4,8 @@ SHELL := /bin/bash
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 KUBERNETES := v1.37.1
-# One way to build for the binary and its tests, so that they share what was compiled. Without cgo the binary is static
-# and leaves out symbol tables for plugins that nobody loads; the tag makes equal managedFields share memory.
+# The binary and its tests are built the same way, so that they share compiled packages. Without cgo the binary is static and
+# leaves out symbol tables for plugins; the tag makes equal managedFields share memory.
 export CGO_ENABLED := 0
 export GOFLAGS := -tags=fieldsv1string
 # The peers are built as their own projects ship them: without cgo.
@@ -33,15 +33,15 @@ build: ## build the binary
 	@go build -ldflags "$(LDFLAGS)" -o $(BIN)/portal ./cmd/portal
 
 .PHONY: test
-test: build $(PEERS)/etcd ## run every test (as root the whole; otherwise what needs no root)
+test: build $(PEERS)/etcd ## run every test; without root, those that need no root
 	@hack/need python3 ip kubectl dig unbound musl-gcc nft iptables conntrack curl
 	@[ "$$(id -u)" -ne 0 ] || $(MAKE) --no-print-directory vm
 	go vet ./...
-	go test -timeout 30m ./...
+	go test -timeout 25m ./...
 
 .PHONY: race
 race: build $(PEERS)/etcd ## run the tests of every package with the race detector
-	CGO_ENABLED=1 go test -race $$(go list ./... | grep -v -e '^portal/test$$' -e '^portal/test/vm$$')
+	CGO_ENABLED=1 go test -race -timeout 25m $$(go list ./... | grep -v -e '^portal/test$$' -e '^portal/test/vm$$')
 
 .PHONY: test-peers
 test-peers: build peers $(PEERS)/kube-apiserver-1.30 ## run the real kube-proxy, kube-controller-manager and CoreDNS against Portal, and Portal against kube-apiserver 1.30
@@ -49,18 +49,18 @@ test-peers: build peers $(PEERS)/kube-apiserver-1.30 ## run the real kube-proxy,
 	GOFLAGS=-tags=fieldsv1string,peers go test -count=1 -v -run Peers -timeout 20m ./test/...
 
 .PHONY: vm
-vm: ## fetch what the virtual machine for IPVS and SCTP is made of
+vm: ## fetch the kernel of the virtual machine for IPVS and SCTP
 	@hack/need qemu-system-x86_64 busybox xz
 	@[ -e /usr/lib/qemu/virtiofsd ] || [ -e /usr/libexec/virtiofsd ] || hack/need virtiofsd
 	@hack/vm-kernel .cache/vm
 
 .PHONY: test-vm
-test-vm: build vm ## what needs IPVS or SCTP, in a virtual machine: the modes' suites at length, the recorded conformance (half an hour)
+test-vm: build vm ## test IPVS and SCTP in a virtual machine: the modes' suites in full, the recorded conformance (half an hour)
 	@hack/need python3 ip nft iptables
 	GOFLAGS=-tags=fieldsv1string,vm go test -count=1 -v -timeout 70m ./test/vm -vm.long
 
 .PHONY: test-dataplane
-test-dataplane: build ## packets through the proxy in 211 scenarios that kube-proxy was recorded with, in all modes that need no virtual machine
+test-dataplane: build ## test the 211 further data plane scenarios (test/recorded) in all modes that need no virtual machine
 	@hack/need python3 ip nft iptables
 	go test -count=1 -v -run 'DataplaneMore' -timeout 30m ./test/ -dataplane.modes=nftables,iptables,userspace
 
@@ -72,7 +72,7 @@ crash: build $(PEERS)/etcd ## 200 rounds of kill -9 under load, embedded and ext
 FAULT_KILLS ?= 500
 FAULT_AWAY ?= 10m
 .PHONY: faults
-faults: build ## what the proxy must bear: 500 times kill -9, the API gone for 10 minutes, refusals, drift (FAULT_KILLS=n, FAULT_AWAY=t; half an hour)
+faults: build ## test the proxy under faults: 500 times kill -9, the API gone for 10 minutes, refusals, drift (FAULT_KILLS=n, FAULT_AWAY=t; half an hour)
 	@hack/need ip nft iptables
 	go test -count=1 -v -run 'Faults|Affinity|Drift|ModeSwitch' -parallel 4 -timeout 90m ./test/ -faults.kills=$(FAULT_KILLS) -faults.away=$(FAULT_AWAY)
 
@@ -96,28 +96,28 @@ generate: ## write the generated OpenAPI definitions
 	gofmt -w internal/apiserver/openapi/zz_generated.openapi.go
 
 .PHONY: bench
-bench: bench-api bench-controllers bench-dns bench-proxy ## every side-by-side measurement
+bench: bench-api bench-controllers bench-dns bench-proxy ## run every side-by-side measurement
 
 .PHONY: bench-api
-bench-api: build peers ## Portal's API server beside kube-apiserver, on the same etcd
+bench-api: build peers ## measure Portal's API server beside kube-apiserver, on the same etcd
 	go run ./bench/api
 
 .PHONY: bench-controllers
-bench-controllers: build peers ## Portal's controllers beside kube-controller-manager
+bench-controllers: build peers ## measure Portal's controllers beside kube-controller-manager
 	go run ./bench/controllers
 
 .PHONY: bench-dns
-bench-dns: build peers ## Portal's DNS beside CoreDNS
+bench-dns: build peers ## measure Portal's DNS beside CoreDNS
 	@hack/need dnsperf
 	go run ./bench/dns
 
 .PHONY: bench-proxy
-bench-proxy: build peers ## Portal's proxy beside kube-proxy, and its userspace mode beside HAProxy
+bench-proxy: build peers ## measure Portal's proxy beside kube-proxy, and its userspace mode beside HAProxy
 	@hack/need nft iptables conntrack haproxy ip
 	go run ./bench/proxy
 
 .PHONY: bench-proxy-ipvs
-bench-proxy-ipvs: build peers vm ## Portal's IPVS mode beside kube-proxy's, at 1,000 Services, in the virtual machine
+bench-proxy-ipvs: build peers vm ## measure Portal's IPVS mode beside kube-proxy's, at 1,000 Services, in the virtual machine
 	@hack/need nft iptables ipset conntrack ip
 	go test -v -run '^$$' -bench '^BenchmarkProxy$$' -benchtime 1x -timeout 60m ./test/vm
 
