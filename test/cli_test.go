@@ -13,8 +13,8 @@ import (
 	"portal/test/harness"
 )
 
-// TestCLI plays transcripts of what a person types and what Portal says. Beside testscript's own commands there are
-// `ready PORT`, which waits for a server, and `terminate`, which asks all programs in the background to end.
+// TestCLI runs transcripts of what a person types and what Portal prints. Besides testscript's own commands there are
+// `ready PORT`, which waits for a server, `terminate`, which stops all programs in the background, and `mode MODE FILE`.
 func TestCLI(t *testing.T) {
 	need(t, harness.Portal(), "build")
 	bin := terminal(t, []string{harness.Portal(), "kubectl"})

@@ -12,20 +12,19 @@ import (
 	"portal/test/harness"
 )
 
-// recorded are the folders of answers recorded from the real components, each with how it is asked of Portal. Another
-// folder is a line here.
+// recorded are the folders of answers recorded from the real components, each with how Portal is asked the same.
 var recorded = []struct {
 	folder  string
 	checker string
 	golden  string
-	// run starts what is to be asked and says how the checker finds it.
+	// run starts the server under test and returns the environment by which the checker finds it.
 	run func(t *testing.T) (env []string)
 	// allowed are differences that a case may have, and why.
 	allowed map[string]*regexp.Regexp
 }{
 	{
 		folder: "api", checker: "run.py", golden: "cases.json", run: apiAlone,
-		// The one moment in time that the checker compares as it stands: when the recording server was started.
+		// The one timestamp that the checker compares: when the recording server was started.
 		allowed: map[string]*regexp.Regexp{
 			"cidr/default": regexp.MustCompile(`^step\[0\]\.object\.status\.conditions\[0\]\.lastTransitionTime: want "[^"]+", got "[^"]+"$`),
 		},
@@ -37,12 +36,12 @@ func apiAlone(t *testing.T) []string {
 	return []string{"KUBECONFIG=" + startPortal(t, "--controllers", "none").Kubeconfig}
 }
 
-// withControllers asks many at a time: each case waits for a second that nothing changes any more.
+// withControllers runs many cases at a time: each waits until nothing has changed for a second.
 func withControllers(t *testing.T) []string {
 	return []string{"KUBECONFIG=" + startPortal(t).Kubeconfig, "JOBS=16"}
 }
 
-// TestConformance asks what was asked of the real components, and demands their answers.
+// TestConformance asks what the real components were asked, and requires their answers.
 func TestConformance(t *testing.T) {
 	for _, r := range recorded {
 		t.Run(r.folder, func(t *testing.T) {
@@ -67,8 +66,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestRecordedFoldersAreKnown fails when a folder of recorded answers appears that nobody asks. Some are asked
-// elsewhere.
+// TestRecordedFoldersAreKnown fails if no test uses a folder of recorded answers. Some are used elsewhere.
 func TestRecordedFoldersAreKnown(t *testing.T) {
 	elsewhere := map[string]string{
 		"dns":       "TestDNSConformance",
@@ -85,7 +83,7 @@ func TestRecordedFoldersAreKnown(t *testing.T) {
 			known = known || r.folder == e.Name()
 		}
 		if !known {
-			t.Errorf("test/recorded/%s is asked by no test", e.Name())
+			t.Errorf("test/recorded/%s is used by no test", e.Name())
 		}
 	}
 }

@@ -13,14 +13,14 @@ import (
 	"portal/test/harness"
 )
 
-// caller sends requests as they are written down, to see answers as they come.
+// caller sends raw requests and returns raw answers.
 type caller struct {
 	url    string
 	token  string
 	client *http.Client
 }
 
-// admin is a caller with the administrator's certificate.
+// admin returns a caller with the administrator's certificate.
 func admin(t testing.TB, api *harness.API) *caller {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)
@@ -34,7 +34,7 @@ func admin(t testing.TB, api *harness.API) *caller {
 	return &caller{url: api.URL, client: client}
 }
 
-// somebody is a caller with a token, or with nothing.
+// somebody returns a caller with a token, or without credentials.
 func somebody(api *harness.API, token string) *caller {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // loopback
 	return &caller{url: api.URL, token: token, client: &http.Client{Transport: transport}}

@@ -16,7 +16,7 @@ import (
 	"portal/test/harness"
 )
 
-// TestKubectl plays transcripts of a terminal with each kubectl. Every transcript has a namespace of its own.
+// TestKubectl runs transcripts with each kubectl. Every transcript has a namespace of its own.
 func TestKubectl(t *testing.T) {
 	for variant, command := range kubectls(t) {
 		t.Run(variant, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestKubectl(t *testing.T) {
 	}
 }
 
-// terminal makes a folder in which kubectl is the one to try.
+// terminal makes a folder for PATH with the kubectl under test, and Portal.
 func terminal(t *testing.T, kubectl []string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -48,7 +48,7 @@ func terminal(t *testing.T, kubectl []string) string {
 	return dir
 }
 
-// enter gives a transcript its namespace and a kubeconfig that points into it.
+// enter creates a transcript's namespace and a kubeconfig with that as its default.
 func enter(t *testing.T, env *testscript.Env, api *harness.API, bin string) error {
 	space := "ns-" + strings.ReplaceAll(strings.ToLower(filepath.Base(env.WorkDir)), "_", "-")
 	_, err := connect(t, api.Kubeconfig).CoreV1().Namespaces().Create(context.Background(),

@@ -1,5 +1,5 @@
-// Package test has the tests of the whole: the binary that `make build` made, run as a process and talked to as users
-// do. They expect to be root and to find .cache/bin/portal and .cache/peers/etcd.
+// Package test has the tests of the whole: the binary that `make build` made, run as a process and used as users do. They
+// expect to run as root and to find .cache/bin/portal and .cache/peers/etcd.
 package test
 
 import (
@@ -13,8 +13,7 @@ import (
 	"portal/test/harness"
 )
 
-// need ends the test when a file that `make` should have made is not there: a test that was skipped for want of it
-// would look like one that passed.
+// need fails the test if a file is missing that `make` should have built: a skipped test would look like one that passed.
 func need(t testing.TB, path, target string) {
 	t.Helper()
 	if _, err := os.Stat(path); err != nil {
@@ -22,12 +21,12 @@ func need(t testing.TB, path, target string) {
 	}
 }
 
-// shared is a path of the material beside the repository. A clone that stands alone has none, and tests what it can.
+// shared is a path of the material beside the repository. A plain clone has none, and skips the test.
 func shared(t testing.TB, path ...string) string {
 	t.Helper()
 	full := harness.Shared(path...)
 	if full == "" {
-		t.Skipf("../shared/%v is not there: a clone that stands alone has nothing to compare with", path)
+		t.Skipf("../shared/%v does not exist: a plain clone has nothing to compare with", path)
 	}
 	return full
 }
@@ -58,7 +57,7 @@ func startEtcd(t testing.TB, members int) []*harness.Etcd {
 	return cluster
 }
 
-// connect is a client of a server, without the limits that a polite one has.
+// connect returns a client of a server, without client-side rate limits.
 func connect(t testing.TB, kubeconfig string) *kubernetes.Clientset {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)

@@ -59,7 +59,7 @@ func seedBlocks(t *testing.T, path string) (out []seedBlock) {
 	return out
 }
 
-// isObject says that a block has fields of an object: one that is not well formed counts, so that it is missed.
+// isObject reports whether a block has fields of an object. A malformed one counts, so that its failure is noticed.
 func isObject(text string) bool {
 	return regexp.MustCompile(`(?m)^\s*["“]?(kind|metadata|spec)["”]?\s*:`).MatchString(text)
 }
@@ -99,7 +99,7 @@ func seedServer(t *testing.T) *harness.API {
 	return startPortal(t, "--controllers", "none", "--service-cluster-ip-range", "10.0.0.0/16,fd00:96::/112")
 }
 
-// TestSeeds applies every example of the documents as it stands, and demands the answer that the document promises.
+// TestSeeds applies every example of the documents unchanged, and requires the result that the document promises.
 func TestSeeds(t *testing.T) {
 	folder := shared(t, "seeds")
 	files, err := filepath.Glob(filepath.Join(folder, "*.txt"))

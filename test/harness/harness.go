@@ -1,5 +1,5 @@
-// Package harness runs Portal and its peers as processes, for tests and measurements of the whole. Everything listens
-// on loopback, keeps its files in a folder of the caller's and ends with it.
+// Package harness runs Portal and its peers as processes, for tests and measurements of the whole binary. Everything
+// listens on loopback, keeps its files in a folder of the caller and ends with the caller.
 package harness
 
 import (
@@ -54,7 +54,7 @@ func Shared(path ...string) string {
 	return full
 }
 
-// Process is a running program. What it writes is kept in a file and, from the end, for error messages.
+// Process is a running program. Its output is kept in the file Log.
 type Process struct {
 	Name string
 	Log  string
@@ -79,15 +79,15 @@ func StartIn(namespace int, dir, name, path string, args ...string) (*Process, e
 	p := &Process{Name: name, Log: log, cmd: exec.Command(path, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
 	p.cmd.Dir = dir
-	// It must not outlive the caller, even one that is killed.
+	// It must not outlive the caller, even if that is killed.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
-		// Pdeathsig is about the thread that started the child, so that thread must live as long as the child.
+		// Pdeathsig is sent when the thread that started the child ends, so that thread must live as long as the child.
 		runtime.LockOSThread()
 		var err error
 		if namespace >= 0 {
-			// Never unlocked: the thread, which is in a strange namespace now, ends with the goroutine.
+			// Never unlocked: the thread, which is in another namespace now, ends with the goroutine.
 			err = unix.Setns(namespace, unix.CLONE_NEWNET)
 		} else {
 			defer runtime.UnlockOSThread()
@@ -107,7 +107,7 @@ func StartIn(namespace int, dir, name, path string, args ...string) (*Process, e
 	return p, nil
 }
 
-// Pid is the process' number.
+// Pid is the process ID.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has ended.
@@ -154,10 +154,10 @@ func (p *Process) Tail() string {
 	return string(data)
 }
 
-// handedOut keeps FreePort from giving the same port twice to callers that have not bound it yet.
+// handedOut keeps FreePort from returning the same port twice before callers have bound it.
 var handedOut sync.Map
 
-// FreePort is a port of loopback that nobody uses at the moment.
+// FreePort returns a port of loopback that is free at the moment.
 func FreePort() int {
 	for {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -184,7 +184,7 @@ func StartPortal(dir string, args ...string) (*API, error) {
 	return StartPortalAt(dir, FreePort(), args...)
 }
 
-// StartPortalAt is StartPortal on a given port, for one that comes back where it was.
+// StartPortalAt is StartPortal on a given port, for a server that is restarted at its old address.
 func StartPortalAt(dir string, port int, args ...string) (*API, error) {
 	listen := fmt.Sprintf("127.0.0.1:%d", port)
 	p, err := Start(dir, "portal", Portal(), append([]string{"server", "--data-dir", filepath.Join(dir, "data"), "--listen", listen}, args...)...)

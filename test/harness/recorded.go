@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Failure is a recorded case that was answered otherwise.
+// Failure is a recorded case whose answer differs.
 type Failure struct {
 	Name  string
 	Lines []string
@@ -32,8 +32,8 @@ func Failures(report string) (out []Failure, passed int) {
 	return out, passed
 }
 
-// Probes reads the report of the laboratory in which packets are sent. Those in otherwise, by scenario and number, may end
-// otherwise than recorded, for the reason there.
+// Probes reads the report of the data plane lab. The probes in otherwise, by scenario and number, may end otherwise than
+// recorded, for the reason given there.
 func Probes(t testing.TB, report string, otherwise map[string]string) (passed int, ok bool) {
 	t.Helper()
 	failed, passed := Failures(report)
@@ -41,7 +41,7 @@ func Probes(t testing.TB, report string, otherwise map[string]string) (passed in
 	for _, f := range failed {
 		probe := strings.Join(strings.Fields(f.Name)[:2], " ")
 		if why := otherwise[probe]; why != "" {
-			t.Logf("%s: otherwise than kube-proxy: %s", f.Name, why)
+			t.Logf("%s: differs from kube-proxy: %s", f.Name, why)
 			continue
 		}
 		ok = false
