@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"math"
 	"net/netip"
 	"strings"
 	"time"
@@ -26,7 +27,7 @@ func Service(s *corev1.Service) *intent.Service {
 		SourceRanges:        prefixes(spec.LoadBalancerSourceRanges),
 		InternalLocal:       spec.InternalTrafficPolicy != nil && *spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
 		ExternalLocal:       spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
-		HealthCheckNodePort: uint16(spec.HealthCheckNodePort),
+		HealthCheckNodePort: portOrNone(spec.HealthCheckNodePort),
 		PublishNotReady:     spec.PublishNotReadyAddresses,
 		HasSelector:         len(spec.Selector) > 0,
 		ProxyName:           s.Labels["service.kubernetes.io/service-proxy-name"],
@@ -65,8 +66,11 @@ func servicePorts(ports []corev1.ServicePort) []intent.Port {
 	var out []intent.Port
 	for i := range ports {
 		p := &ports[i]
+		if portOrNone(p.Port) == 0 {
+			continue
+		}
 		port := intent.Port{
-			Name: intern(p.Name), Protocol: protocol(p.Protocol), Port: uint16(p.Port), NodePort: uint16(p.NodePort),
+			Name: intern(p.Name), Protocol: protocol(p.Protocol), Port: uint16(p.Port), NodePort: portOrNone(p.NodePort),
 			Target: intern(p.TargetPort.String()),
 		}
 		if p.AppProtocol != nil {
@@ -117,7 +121,9 @@ func Slice(s *discoveryv1.EndpointSlice) *intent.Slice {
 			port.Protocol = protocol(*p.Protocol)
 		}
 		if p.Port != nil {
-			port.Port = uint16(*p.Port)
+			if port.Port = portOrNone(*p.Port); port.Port == 0 {
+				continue // none means every port, which this is not
+			}
 		}
 		if p.AppProtocol != nil {
 			port.AppProtocol = intern(*p.AppProtocol)
@@ -278,6 +284,14 @@ func prefixes(list []string) []netip.Prefix {
 		}
 	}
 	return out
+}
+
+// portOrNone returns a port, or 0 for a number that is none: not every API validates what others wrote.
+func portOrNone(n int32) uint16 {
+	if n < 1 || n > math.MaxUint16 {
+		return 0
+	}
+	return uint16(n)
 }
 
 func value(s *string) string {

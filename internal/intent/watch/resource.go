@@ -145,7 +145,7 @@ type object[T any] interface {
 func bind[T any, P object[T], V any](all *clients, c *rest.RESTClient, plural string, only metav1.ListOptions,
 	convert func(P) *V, current func(intent.Key) *V, set func(*V), remove func(intent.Key)) resource {
 	request := func(o metav1.ListOptions) *rest.Request {
-		o.LabelSelector, o.FieldSelector = only.LabelSelector, only.FieldSelector
+		o.LabelSelector, o.FieldSelector = cmp.Or(o.LabelSelector, only.LabelSelector), only.FieldSelector
 		return c.Get().Resource(plural).SpecificallyVersionedParams(&o, metav1.ParameterCodec, schema.GroupVersion{Version: "v1"})
 	}
 	r := resource{remove: remove}

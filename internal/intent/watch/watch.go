@@ -94,30 +94,36 @@ type source struct {
 	mu     sync.Mutex
 	status Status
 
-	version  string // resource version up to which the cluster is fed
+	version  string // resource version up to which the cluster is fed; empty: it has to be listed
 	identity string // of the cluster that version belongs to; empty: unknown
+	// fresh is the version that a list must not be older than: "0" takes whatever the watch cache has, "" reads from the store.
+	fresh string
 }
 
 const (
-	// The first page is small, so that there is something to do soon. The others grow with what there is already, so that they
-	// are few. Slices come in smaller ones: what they belong to is there by then, and readers can follow while they come.
-	firstPage, firstSlices   = 500, 250
-	pageGrowth, slicesGrowth = 1, 4
-	// maxPage bounds the memory that a page takes before its objects are stripped. (Only what is listed anew, because its version
-	// was compacted away meanwhile, comes all at once.)
-	maxPage = 1000
+	// pageLimit bounds a page where the API has no watch cache. From the cache everything comes at once.
+	pageLimit = 1000
 
 	minBackoff = 50 * time.Millisecond
-	// maxBackoff bounds how stale records can be once the API is back.
-	maxBackoff = time.Second
+	// maxBackoff keeps a fleet of nodes from overrunning an API that comes back.
+	maxBackoff = 30 * time.Second
+	// healthyAfter is how long a watch must last for the next failure to begin with the shortest backoff.
+	healthyAfter = 10 * time.Second
 	// absentFor is how long an API counts as one without a kind that not all have.
 	absentFor = 5 * time.Minute
+	// verifyTimeout bounds how long a source waits for the API to say whether it knows the version.
+	verifyTimeout = 10 * time.Second
 )
 
-// errRelist: what has been seen cannot be continued; only a full list helps.
-var errRelist = errors.New("the watch cannot be resumed")
+var (
+	// errRelist: what has been seen cannot be continued, because history has been compacted; only a full list helps.
+	errRelist = errors.New("the watch cannot be resumed")
+	// errStartOver: what has been seen is no part of this API's history: it is another cluster, or was restored from a backup.
+	errStartOver = errors.New("the API's history is another one")
+)
 
 func (s *source) run(ctx context.Context) {
+	s.fresh = "0"
 	backoff := minBackoff
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -131,20 +137,16 @@ func (s *source) run(ctx context.Context) {
 			}
 			continue
 		}
-		if err == nil || errors.Is(err, errRelist) {
-			if time.Since(began) > maxBackoff {
-				backoff = minBackoff
-			}
-		} else {
+		if err != nil && !errors.Is(err, errRelist) && !errors.Is(err, errStartOver) {
 			s.set(func(st *Status) { st.Connected, st.Err = false, err })
 		}
-		if !wait(ctx, backoff/2+rand.N(backoff)/2) {
+		if err == nil || time.Since(began) > healthyAfter {
+			backoff = minBackoff
+		}
+		if !wait(ctx, backoff/2+rand.N(backoff)) {
 			return
 		}
 		backoff = min(2*backoff, maxBackoff)
-		if err == nil {
-			backoff = minBackoff
-		}
 	}
 }
 
@@ -168,17 +170,21 @@ func (s *source) absent(err error) bool {
 
 // step makes sure that there is a version to watch from, and watches until something ends it.
 func (s *source) step(ctx context.Context) error {
-	if s.version != "" && !s.connected() && !s.resumable(ctx) {
-		s.version = ""
+	err := error(nil)
+	if s.version != "" && !s.connected() {
+		err = s.verify(ctx)
 	}
-	if s.version == "" {
-		if err := s.listAll(ctx); err != nil {
-			return err
-		}
+	if err == nil && s.version == "" {
+		err = s.listAll(ctx)
 	}
-	err := s.watchOn(ctx)
-	if errors.Is(err, errRelist) {
-		s.version = ""
+	if err == nil {
+		err = s.watchOn(ctx)
+	}
+	switch {
+	case errors.Is(err, errRelist):
+		s.fresh, s.version = s.version, ""
+	case errors.Is(err, errStartOver):
+		s.fresh, s.version = "", ""
 	}
 	return err
 }
@@ -189,45 +195,77 @@ func (s *source) connected() bool {
 	return s.status.Connected
 }
 
-// resumable says whether the API that answers after a loss is the one that was lost. A server on another or a restored
-// store could go on from the same version without the objects in between.
-func (s *source) resumable(ctx context.Context) bool {
+// verify asks whether the API that answers after a loss is the one that was lost. One with another store, or with its own
+// restored from a backup, would watch from the same version without a word, and without what is different. An account that
+// may not read the cluster's identity does without that part.
+func (s *source) verify(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
+	defer cancel()
 	identity, err := s.clients.identity(ctx)
-	if err != nil || identity == "" || identity != s.identity {
-		return false
-	}
-	list, err := s.list(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
-		return false
+		return fmt.Errorf("reach the API: %w", err)
 	}
-	now, err1 := strconv.ParseUint(list.GetResourceVersion(), 10, 64)
-	was, err2 := strconv.ParseUint(s.version, 10, 64)
-	return err1 == nil && err2 == nil && now >= was
+	if identity != "" && s.identity != "" && identity != s.identity {
+		return fmt.Errorf("%w: another cluster is at this address", errStartOver)
+	}
+	return watchError(s.knows(ctx))
 }
 
-// listAll lists page by page, applying each as it comes, and removes in the end what was not listed: readers never see
-// an empty cluster in between.
+// knows asks the API to wait until it has the version, and then for nothing: by a watch that begins with all objects of a
+// selector that no object matches; from an API that can't do that, by a list of them.
+func (s *source) knows(ctx context.Context) error {
+	all, timeout := true, int64(verifyTimeout/time.Second)
+	o := metav1.ListOptions{
+		LabelSelector: noObject, ResourceVersion: s.version, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+		SendInitialEvents: &all, AllowWatchBookmarks: true, TimeoutSeconds: &timeout,
+	}
+	events, err := s.watch(ctx, o)
+	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+		_, err = s.list(ctx, metav1.ListOptions{LabelSelector: noObject, ResourceVersion: s.version, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	defer events.Stop()
+	for event := range events.ResultChan() {
+		switch event.Type {
+		case apiwatch.Error:
+			return apierrors.FromObject(event.Object)
+		case apiwatch.Bookmark:
+			return nil
+		}
+	}
+	return fmt.Errorf("watch %s: the API ended it", s.status.Source)
+}
+
+// noObject is a selector that nothing matches.
+const noObject = "portal.invalid/no-object=true"
+
+// listAll lists, applying each page as it comes, and removes in the end what was not listed: readers never see an empty
+// cluster in between.
 func (s *source) listAll(ctx context.Context) error {
 	identity := s.clients.beginIdentity(ctx)
 	seen := map[intent.Key]struct{}{}
-	first, growth := int64(firstPage), pageGrowth
-	if s.status.Source == intent.EndpointSlices {
-		first, growth = firstSlices, slicesGrowth
+	o := metav1.ListOptions{ResourceVersion: s.fresh, Limit: pageLimit}
+	if s.fresh != "" && s.fresh != "0" {
+		o.Limit = 0 // with a limit the API would read from its store
 	}
-	o := metav1.ListOptions{Limit: first}
 	for {
 		list, err := s.list(ctx, o)
-		if apierrors.IsResourceExpired(err) && o.Continue != "" {
+		switch {
+		case err == nil:
+		case apierrors.IsResourceExpired(err) && o.Continue != "":
 			o = metav1.ListOptions{} // the pages' version was compacted away: all at once
 			clear(seen)
 			continue
-		}
-		if err != nil {
+		case tooLarge(err) && o.ResourceVersion != "":
+			return fmt.Errorf("%w: %v", errStartOver, err)
+		default:
 			return fmt.Errorf("list %s: %w", s.status.Source, err)
 		}
 		s.each(list, func(obj runtime.Object) { seen[s.apply(obj)] = struct{}{} })
-		o.Continue, o.Limit = list.GetContinue(), min(max(first, int64(len(seen)/growth)), maxPage)
-		if o.Continue == "" {
+		if o = (metav1.ListOptions{Continue: list.GetContinue(), Limit: pageLimit}); o.Continue == "" {
 			s.version, s.identity = list.GetResourceVersion(), ""
 			select {
 			case s.identity = <-identity:
@@ -255,7 +293,7 @@ func (s *source) watchOn(ctx context.Context) error {
 		ResourceVersion: s.version, AllowWatchBookmarks: true, TimeoutSeconds: &timeout,
 	})
 	if err != nil {
-		return watchError(err)
+		return watchError(fmt.Errorf("watch %s: %w", s.status.Source, err))
 	}
 	defer events.Stop()
 	s.set(func(st *Status) { st.Connected, st.Err = true, nil })
@@ -271,11 +309,14 @@ func (s *source) watchOn(ctx context.Context) error {
 			s.remove(s.key(event.Object))
 		}
 		if m, ok := event.Object.(metav1.Object); ok && m.GetResourceVersion() != "" {
+			if older(m.GetResourceVersion(), s.version) {
+				return fmt.Errorf("%w: version %s came after %s", errStartOver, m.GetResourceVersion(), s.version)
+			}
 			s.version = m.GetResourceVersion()
 		}
 	}
 	if !some && time.Since(began) < time.Second {
-		return errors.New("the watch ended at once")
+		return fmt.Errorf("watch %s: it ended at once", s.status.Source)
 	}
 	return s.ended(ctx)
 }
@@ -290,11 +331,29 @@ func (s *source) ended(ctx context.Context) error {
 
 // watchError tells errors after which only a new list helps from those after which the watch may be tried again.
 func watchError(err error) error {
-	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInternalError(err) ||
-		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) {
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return fmt.Errorf("%w: %v", errRelist, err)
 	}
+	return startOver(err)
+}
+
+// startOver tells the error of an API that does not know the version: it was restored to an older one.
+func startOver(err error) error {
+	if tooLarge(err) {
+		return fmt.Errorf("%w: %v", errStartOver, err)
+	}
 	return err
+}
+
+func tooLarge(err error) bool {
+	return apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge)
+}
+
+// older compares versions of one API.
+func older(a, b string) bool {
+	x, err1 := strconv.ParseUint(a, 10, 64)
+	y, err2 := strconv.ParseUint(b, 10, 64)
+	return err1 == nil && err2 == nil && x < y
 }
 
 // set changes the status and tells of it where it matters.

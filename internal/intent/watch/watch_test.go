@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"portal/internal/intent"
 	"portal/internal/intent/watch/watchtest"
@@ -54,15 +57,20 @@ func eventually(t *testing.T, within time.Duration, what string, ok func() bool)
 	}
 }
 
-func TestListsInPagesThenFollows(t *testing.T) {
+func TestListsThenFollows(t *testing.T) {
 	api := watchtest.New(100, "u1")
-	for i := range 7*firstPage + 7 {
+	for i := range 3*pageLimit + 7 {
 		api.Put(service(fmt.Sprintf("s%04d", i), "10.96.0.1"))
 	}
 	cluster, _ := watched(t, api, intent.Services, intent.Namespaces)
 	eventually(t, 5*time.Second, "complete", cluster.Complete)
-	if n := len(cluster.Keys(intent.Services)); n != 7*firstPage+7 {
+	if n := len(cluster.Keys(intent.Services)); n != 3*pageLimit+7 {
 		t.Fatalf("%d Services after the list", n)
+	}
+	for _, list := range api.Lists() {
+		if !strings.Contains(list, "resourceVersion=0") && !strings.Contains(list, "continue=") {
+			t.Errorf("the first list is not from the watch cache: %s", list)
+		}
 	}
 	k := intent.Key{Namespace: "default", Name: "s0000"}
 	api.Put(service("s0000", "10.96.0.9"))
@@ -86,6 +94,91 @@ func TestForgottenHistoryIsListedAgain(t *testing.T) {
 	eventually(t, 5*time.Second, "renewed", func() bool {
 		return cluster.Entry(intent.Key{Namespace: "default", Name: "new"}) != nil && cluster.Entry(intent.Key{Namespace: "default", Name: "old"}) == nil
 	})
+}
+
+// TestResumes: after an API restart every source goes on from its version without a list, also with an account that may not
+// read namespaces, and with an API that knows no watches that begin with all objects.
+func TestResumes(t *testing.T) {
+	for name, change := range map[string]func(*watchtest.Server){
+		"may read all":          func(*watchtest.Server) {},
+		"may not read identity": func(s *watchtest.Server) { s.Forbidden = "namespaces" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := watchtest.New(100, "u1")
+			change(api)
+			api.Put(service("kept", "10.96.0.1"), service("gone", "10.96.0.2"))
+			cluster, w := watched(t, api, intent.Services, intent.EndpointSlices, intent.Nodes, intent.ServiceCIDRs)
+			eventually(t, 5*time.Second, "complete", cluster.Complete)
+			for round := range 3 {
+				api.Kill()
+				eventually(t, 20*time.Second, "told that the API is away", func() bool {
+					return !slices.ContainsFunc(w.Status(), func(s Status) bool { return s.Connected })
+				})
+				api.Lists()
+				api.Put(service(fmt.Sprint("new", round), "10.96.0.3"))
+				api.Delete(service("gone", ""))
+				if _, err := api.Start(api.Addr()); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, 20*time.Second, "up to date", func() bool {
+					return cluster.Entry(intent.Key{Namespace: "default", Name: fmt.Sprint("new", round)}) != nil &&
+						cluster.Entry(intent.Key{Namespace: "default", Name: "gone"}) == nil &&
+						!slices.ContainsFunc(w.Status(), func(s Status) bool { return !s.Connected })
+				})
+				if lists := api.Lists(); len(lists) > 0 {
+					t.Errorf("listed after the restart: %q", lists)
+				}
+			}
+		})
+	}
+}
+
+// TestResumesFromAnOldAPI asks such an API for nothing but its version.
+func TestResumesFromAnOldAPI(t *testing.T) {
+	api := watchtest.New(100, "u1")
+	api.Old = true
+	api.Put(service("a", "10.96.0.1"))
+	cluster, w := watched(t, api, intent.Services)
+	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	api.Kill()
+	eventually(t, 20*time.Second, "told that the API is away", func() bool { return !w.Status()[0].Connected })
+	api.Lists()
+	if _, err := api.Start(api.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 20*time.Second, "connected", func() bool { return w.Status()[0].Connected })
+	for _, list := range api.Lists() {
+		if !strings.Contains(list, "labelSelector=portal.invalid") {
+			t.Errorf("listed everything after the restart: %s", list)
+		}
+	}
+}
+
+// TestRestoredToAnOlderVersion: the same cluster, whose store was restored from a backup, is listed anew. (A watch from a
+// version that is yet to come would be silent.)
+func TestRestoredToAnOlderVersion(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		api := watchtest.New(100, "u1")
+		api.Old = old
+		for range 50 {
+			api.Put(service("after-backup", "10.96.0.1"))
+		}
+		cluster, w := watched(t, api, intent.Services)
+		eventually(t, 5*time.Second, "complete", cluster.Complete)
+		api.Kill()
+		eventually(t, 20*time.Second, "told that the API is away", func() bool { return !w.Status()[0].Connected })
+		restored := watchtest.New(100, "u1")
+		restored.Old = old
+		restored.Put(service("before-backup", "10.96.0.2"))
+		if _, err := restored.Start(api.Addr()); err != nil {
+			t.Fatal(err)
+		}
+		defer restored.Kill()
+		eventually(t, 20*time.Second, "the restored state", func() bool {
+			return cluster.Entry(intent.Key{Namespace: "default", Name: "before-backup"}) != nil &&
+				cluster.Entry(intent.Key{Namespace: "default", Name: "after-backup"}) == nil
+		})
+	}
 }
 
 func TestServiceCIDRs(t *testing.T) {
@@ -221,5 +314,49 @@ func TestConvertSlice(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Fatalf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// TestPortsOutOfRange: a port that is none is left out, never cut to sixteen bits.
+func TestPortsOutOfRange(t *testing.T) {
+	for _, bad := range []int32{70000, 65536, -1, 0} {
+		name, other := "bad", "good"
+		got := Slice(&discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &bad}, {Name: &other, Port: ptr.To[int32](65535)}}})
+		if len(got.Ports) != 1 || got.Ports[0].Port != 65535 {
+			t.Errorf("a slice with port %d has %+v", bad, got.Ports)
+		}
+		s := Service(&corev1.Service{Spec: corev1.ServiceSpec{
+			HealthCheckNodePort: bad, Ports: []corev1.ServicePort{{Name: "bad", Port: bad}, {Name: "good", Port: 80, NodePort: bad}},
+		}})
+		if len(s.Ports) != 1 || s.Ports[0].Port != 80 || s.Ports[0].NodePort != 0 || s.HealthCheckNodePort != 0 {
+			t.Errorf("a Service with port %d is %+v", bad, s)
+		}
+	}
+	if got := Slice(&discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{}}}); len(got.Ports) != 1 || got.Ports[0].Port != 0 {
+		t.Errorf("no port means every port: %+v", got.Ports)
+	}
+}
+
+// TestRememberDialed: where the API was reached is known when the first list is there.
+func TestRememberDialed(t *testing.T) {
+	api := watchtest.New(100, "u1")
+	config, err := api.Start("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Kill()
+	at := netip.MustParseAddrPort(api.Addr())
+	config.Host = fmt.Sprintf("http://localhost:%d", at.Port())
+	config, dialed := RememberDialed(config)
+	if _, err := ListServices(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	if got := dialed.List(); len(got) != 1 || got[0] != at {
+		t.Errorf("reached at %v, want %v", got, at)
+	}
+	select {
+	case <-dialed.Changed():
+	default:
+		t.Error("nobody was told")
 	}
 }

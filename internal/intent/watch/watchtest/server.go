@@ -24,19 +24,30 @@ import (
 
 // Server serves Services, EndpointSlices, Namespaces, Nodes, Pods and ServiceCIDRs.
 type Server struct {
-	// Old: it serves no ServiceCIDRs.
-	Old     bool
-	mu      sync.Mutex
-	version int
-	oldest  int // events up to here are forgotten
-	objects map[string]map[string]runtime.Object
-	events  []event
-	changed chan struct{}
+	// Old: it serves no ServiceCIDRs, and knows no watches that begin with all objects.
+	Old bool
+	// Forbidden is a resource that nobody may read; empty: none.
+	Forbidden string
+	mu        sync.Mutex
+	version   int
+	oldest    int // events up to here are forgotten
+	objects   map[string]map[string]runtime.Object
+	events    []event
+	changed   chan struct{}
 
 	addr   string
 	server *http.Server
-	// Lists counts full lists, a page at a time.
-	Lists int
+	// lists are the queries of all lists, a page at a time.
+	lists []string
+}
+
+// Lists returns the queries of the lists since the last call, a page at a time.
+func (s *Server) Lists() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := s.lists
+	s.lists = nil
+	return out
 }
 
 type event struct {
@@ -169,6 +180,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			status(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 			return
 		}
+		if p == s.Forbidden {
+			status(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+			return
+		}
 		switch {
 		case len(parts) > i+1:
 			s.get(w, p, "/"+parts[i+1])
@@ -203,12 +218,16 @@ func status(w http.ResponseWriter, code int, reason metav1.StatusReason) {
 func (s *Server) list(w http.ResponseWriter, r *http.Request, resource string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.Lists++
+	s.lists = append(s.lists, resource+"?"+r.URL.RawQuery)
+	if s.ahead(r) {
+		tooLarge(w)
+		return
+	}
 	limit, _ := strconv.Atoi(r.URL.Query().Get("limit"))
 	after := r.URL.Query().Get("continue")
 	var keys []string
 	for k := range s.objects[resource] {
-		if k > after {
+		if k > after && !strings.Contains(r.URL.RawQuery, "labelSelector=portal.invalid") {
 			keys = append(keys, k)
 		}
 	}
@@ -227,6 +246,36 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request, resource string) {
 	})
 }
 
+// ahead says whether a request asks for a version that is yet to come.
+func (s *Server) ahead(r *http.Request) bool {
+	wanted, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	return wanted > s.version
+}
+
+func tooLarge(w http.ResponseWriter) {
+	w.WriteHeader(http.StatusGatewayTimeout)
+	json.NewEncoder(w).Encode(metav1.Status{
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Code: http.StatusGatewayTimeout, Reason: metav1.StatusReasonTimeout,
+		Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge}}},
+	})
+}
+
+// initialEvents answers a watch that begins with all objects of a selector that matches none: with the end of them.
+func (s *Server) initialEvents(w http.ResponseWriter, r *http.Request, resource string) {
+	s.mu.Lock()
+	ahead, version := s.ahead(r), s.version
+	s.mu.Unlock()
+	switch {
+	case s.Old:
+		status(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
+	case ahead:
+		tooLarge(w)
+	default:
+		fmt.Fprintf(w, "{\"type\":\"BOOKMARK\",\"object\":{\"apiVersion\":%q,\"kind\":%q,\"metadata\":{\"resourceVersion\":\"%d\",\"annotations\":{\"k8s.io/initial-events-end\":\"true\"}}}}\n",
+			kinds[resource][0], kinds[resource][1], version)
+	}
+}
+
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	s.mu.Lock()
@@ -234,6 +283,10 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string) 
 	s.mu.Unlock()
 	if gone {
 		status(w, http.StatusGone, metav1.StatusReasonExpired)
+		return
+	}
+	if r.URL.Query().Get("sendInitialEvents") == "true" {
+		s.initialEvents(w, r, resource)
 		return
 	}
 	w.(http.Flusher).Flush()
