@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -26,7 +27,7 @@ func For(e *intent.Entry, f *Facts) *Service {
 	if len(p.out.ClusterIPs) == 0 {
 		return nil
 	}
-	p.out.Frontends = unique(p.out.Frontends)
+	p.out.Frontends = unique(p.refuse(p.out.Frontends))
 	return p.out
 }
 
@@ -66,7 +67,7 @@ func (p *planner) where(family intent.Family, clusterIP netip.Addr) []place {
 	var balancers []netip.Addr
 	for _, in := range p.service.Ingress {
 		// A balancer that ends connections itself must be reached by going to it.
-		if intent.FamilyOf(in.Addr) == family && !in.Proxied {
+		if intent.FamilyOf(in.Addr) == family && !in.Proxied && p.assignable(in.Addr, "status.loadBalancer.ingress") {
 			balancers = append(balancers, in.Addr.Unmap())
 		}
 	}
@@ -75,11 +76,47 @@ func (p *planner) where(family intent.Family, clusterIP netip.Addr) []place {
 		out = append(out, place{a, LoadBalancerIP, sources})
 	}
 	for _, a := range p.service.ExternalIPs {
-		if intent.FamilyOf(a) == family {
+		if intent.FamilyOf(a) == family && p.assignable(a, "spec.externalIPs") {
 			out = append(out, place{addr: a.Unmap(), kind: ExternalIP})
 		}
 	}
 	return out
+}
+
+// assignable says whether an address can be a Service's. Packets to the others mean something else on every machine.
+func (p *planner) assignable(a netip.Addr, field string) bool {
+	a = a.Unmap()
+	why := ""
+	switch {
+	case a.IsUnspecified():
+		why = "unspecified"
+	case a.IsLoopback():
+		why = "a loopback address"
+	case a.IsMulticast():
+		why = "a multicast address"
+	case a.IsLinkLocalUnicast():
+		why = "a link-local address"
+	case a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		why = "the broadcast address"
+	default:
+		return true
+	}
+	p.out.Notes = append(p.out.Notes, fmt.Sprintf("%s: %s is %s and not served", field, a, why))
+	return false
+}
+
+// refuse takes out frontends at which the proxy itself reaches the API.
+func (p *planner) refuse(list []*Frontend) []*Frontend {
+	if len(p.facts.Exempt) == 0 {
+		return list
+	}
+	return slices.DeleteFunc(list, func(f *Frontend) bool {
+		if f.Kind == ClusterIP || !slices.Contains(p.facts.Exempt, f.FrontendKey) {
+			return false
+		}
+		p.out.Notes = append(p.out.Notes, fmt.Sprintf("%s %s is where this node reaches the API, and not served", f.Kind, f.FrontendKey))
+		return true
+	})
 }
 
 // sources are the prefixes from which the load balancer's addresses may be used; nil: all.
@@ -101,6 +138,21 @@ func (p *planner) sources(family intent.Family, balancers []netip.Addr) []netip.
 		// A balancer's address is often put on the node itself, and is then the source of what the node sends to it.
 		for _, a := range balancers {
 			out = append(out, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return outermost(out)
+}
+
+// outermost sorts prefixes and leaves out those that others contain, so that the rest don't overlap.
+func outermost(list []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(list, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	out := list[:0]
+	for _, p := range list {
+		// A prefix sorts behind those that contain it, and two prefixes overlap only if one contains the other.
+		if len(out) == 0 || !out[len(out)-1].Contains(p.Addr()) {
+			out = append(out, p)
 		}
 	}
 	return out

@@ -389,3 +389,62 @@ func TestSharedPools(t *testing.T) {
 		t.Errorf("%d pools for one set of endpoints", len(pools))
 	}
 }
+
+// TestExempt: nobody's Service takes the way by which this node reaches the API.
+func TestExempt(t *testing.T) {
+	facts := here()
+	facts.Exempt = []plan.FrontendKey{
+		{Addr: addr("198.51.100.1"), Family: intent.IPv4, Protocol: intent.TCP, Port: 80},
+		{Addr: addr("203.0.113.1"), Family: intent.IPv4, Protocol: intent.TCP, Port: 80},
+		{Addr: addr("10.96.0.1"), Family: intent.IPv4, Protocol: intent.TCP, Port: 80},
+		{Family: intent.IPv4, Protocol: intent.TCP, Port: 30080},
+	}
+	s := plan.For(&intent.Entry{Service: service(), Slices: []*intent.Slice{slice("10.244.1.1@n1")}}, facts)
+	if got, want := keys(s), "10.96.0.1:80/tcp"; got != want {
+		t.Errorf("served at %s, want only the cluster IP %s", got, want)
+	}
+	if len(s.Notes) != 3 || !strings.Contains(strings.Join(s.Notes, "\n"), "198.51.100.1:80/tcp is where this node reaches the API") {
+		t.Errorf("notes %q", s.Notes)
+	}
+	facts.Exempt = []plan.FrontendKey{{Addr: addr("198.51.100.1"), Family: intent.IPv4, Protocol: intent.TCP, Port: 6443}}
+	if s = plan.For(&intent.Entry{Service: service()}, facts); len(s.Frontends) != 4 || len(s.Notes) != 0 {
+		t.Errorf("another port of the API's address: %s, notes %q", keys(s), s.Notes)
+	}
+}
+
+// TestUnassignable: addresses that mean something else on every machine are never a Service's.
+func TestUnassignable(t *testing.T) {
+	bad := []string{"0.0.0.0", "127.0.0.1", "169.254.169.254", "224.0.0.1", "255.255.255.255", "::ffff:127.0.0.1"}
+	s := plan.For(&intent.Entry{Service: service(func(s *intent.Service) {
+		s.ExternalIPs, s.Ingress = addrs(bad...), nil
+		for _, a := range s.ExternalIPs {
+			s.Ingress = append(s.Ingress, intent.Ingress{Addr: a})
+		}
+	})}, here())
+	if got, want := keys(s), "*:30080/IPv4/tcp 10.96.0.1:80/tcp"; got != want {
+		t.Errorf("served at %s, want %s", got, want)
+	}
+	if len(s.Notes) != 2*len(bad) {
+		t.Errorf("%d notes for %d addresses: %q", len(s.Notes), 2*len(bad), s.Notes)
+	}
+	for _, a := range []string{"::", "::1", "fe80::1", "ff02::1"} {
+		s := plan.For(&intent.Entry{Service: service(func(s *intent.Service) {
+			s.ClusterIPs, s.ExternalIPs, s.Ingress = addrs("fd00:96::1"), addrs(a), nil
+		})}, here())
+		if len(s.Frontends) != 2 || len(s.Notes) != 1 {
+			t.Errorf("%s: served at %s, notes %q", a, keys(s), s.Notes)
+		}
+	}
+}
+
+// TestOverlappingSourceRanges: modes get ranges in order, none within another.
+func TestOverlappingSourceRanges(t *testing.T) {
+	s := plan.For(&intent.Entry{Service: service(func(s *intent.Service) {
+		s.SourceRanges = prefixes("192.0.2.0/24", "10.1.0.0/16", "10.0.0.0/8", "10.1.2.0/24", "10.0.0.0/8", "11.0.0.0/8")
+	})}, here())
+	for _, f := range s.Frontends {
+		if got := fmt.Sprint(f.Sources); f.Kind == plan.LoadBalancerIP && got != "[10.0.0.0/8 11.0.0.0/8 192.0.2.0/24 203.0.113.1/32]" {
+			t.Errorf("sources %s", got)
+		}
+	}
+}

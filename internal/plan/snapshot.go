@@ -56,7 +56,7 @@ func (s *Snapshot) SetFacts(f *Facts) {
 func (f *Facts) sameRules(o *Facts) bool {
 	a, b := *f, *o
 	for _, x := range []*Facts{&a, &b} {
-		x.Node, x.Zone, x.ProxyName = "", "", ""
+		x.Node, x.Zone, x.ProxyName, x.Exempt = "", "", "", nil
 	}
 	return reflect.DeepEqual(a, b)
 }
@@ -142,6 +142,24 @@ func (s *Snapshot) Delete(key intent.Key) {
 	for _, a := range old.ClusterIPs {
 		s.countIP(a, -1)
 	}
+}
+
+// Endpoints are those of all pools of the Service, each once.
+func (s *Service) Endpoints() (out []netip.AddrPort) {
+	var pools []*Pool
+	for _, f := range s.Frontends {
+		for _, r := range f.Routes {
+			if r.Pool == nil || slices.Contains(pools, r.Pool) {
+				continue
+			}
+			pools = append(pools, r.Pool)
+			for _, e := range r.Pool.Endpoints {
+				out = append(out, e.Addr)
+			}
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out)
 }
 
 // frontend finds a frontend by binary search.

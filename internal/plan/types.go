@@ -68,7 +68,8 @@ type Frontend struct {
 	Kind Kind
 	// Affinity is how long after its last connection a client stays with its endpoint; zero: no affinity.
 	Affinity time.Duration
-	// Sources are the only ones that may come; nil lets everyone. Others are dropped, whatever their route.
+	// Sources are the only ones that may come; nil lets everyone. Others are dropped, whatever their route. They are in order and
+	// don't overlap.
 	Sources []netip.Prefix
 	// Routes are indexed by Origin.
 	Routes [Origins]Route
@@ -142,6 +143,8 @@ type Service struct {
 	Serving []Serving
 	// Lost is nil where nothing is.
 	Lost map[intent.Family]Lost
+	// Notes are what of the Service is not served as it asks, in words for people.
+	Notes []string
 }
 
 // ServiceChange is one changed plan. Old is what was acknowledged, New what has been now; nil: not there.
@@ -167,6 +170,9 @@ type Facts struct {
 	// ServicePrefixes are where cluster IPs are taken from: what goes to one that no Service has is dropped, unless it is
 	// this node's. Empty where the mode doesn't do so.
 	ServicePrefixes []netip.Prefix
+	// Exempt are never frontends, but for cluster IPs, which nobody can choose: the proxy itself uses them to reach the API, and
+	// a Service that took one could not be removed any more. One without an address is a node port.
+	Exempt []FrontendKey
 	// ProxyName is the value of the label service.kubernetes.io/service-proxy-name for which this proxy is responsible;
 	// usually empty, which means Services without it.
 	ProxyName string
