@@ -53,6 +53,8 @@ type proxyOptions struct {
 	metrics, healthz                string
 	profiling                       bool
 	cleanup                         bool
+	configureSysctls                bool
+	sysctls                         hostnet.Configured
 	conntrack                       conntrack.Limits
 	logs                            logOptions
 }
@@ -107,6 +109,7 @@ func (o *proxyOptions) flags(cmd *cobra.Command) {
 	f.StringVar(&o.healthz, "healthz-bind-address", "0.0.0.0:10256", "address:port of /healthz and /livez; empty: none")
 	f.BoolVar(&o.profiling, "profiling", false, "serve Go's profiles at /debug/pprof beside the metrics")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove everything that any mode left in the kernel, and exit")
+	f.BoolVar(&o.configureSysctls, "configure-sysctls", false, "turn on forwarding and make a strict rp_filter loose where packets to Services are lost otherwise; they stay so when the proxy ends")
 	f.IntVar(&o.conntrack.MaxPerCore, "conntrack-max-per-core", 0, "flows the kernel may track, for each processor; 0: as it is")
 	f.IntVar(&o.conntrack.Min, "conntrack-min", 0, "flows the kernel may track at least, if conntrack-max-per-core is given")
 	f.DurationVar(&o.conntrack.TCPEstablished, "conntrack-tcp-timeout-established", 0, "how long an idle TCP connection is tracked; 0: as it is")
@@ -189,6 +192,7 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 ) error {
 	sources := []intent.Source{intent.Services, intent.EndpointSlices, intent.Nodes, intent.ServiceCIDRs}
 	cluster := intent.NewCluster(sources...)
+	api, dialed := watch.RememberDialed(api)
 	w, err := watch.New(cluster, watch.Options{
 		Config: api, Sources: sources, Node: config.Node, ServiceSelector: serviceSelector(config.ProxyName),
 		SliceSelector: "!service.kubernetes.io/headless", OnChange: tellAPI(log, api.Host),
@@ -201,9 +205,14 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	checks := healthcheck.New(log, health.Healthy)
 	flows := conntrack.New(conntrack.Kernel{}, log, conntrack.Metrics(registry))
-	p := proxy.New(proxy.Options{
-		Cluster: cluster, Config: config, Modes: modes, Mode: o.mode, Local: hostnet.Interfaces{}, Flows: flows, Checks: checks, Health: health, Log: log,
-	})
+	options := proxy.Options{
+		Cluster: cluster, Config: config, Modes: modes, Mode: o.mode, Local: hostnet.Interfaces{}, Flows: flows, Checks: checks, Health: health,
+		API: dialed, Network: hostnet.Check, Log: log,
+	}
+	if o.configureSysctls {
+		options.Sysctls = &o.sysctls
+	}
+	p := proxy.New(options)
 	if err := p.Register(registry); err != nil {
 		return err
 	}

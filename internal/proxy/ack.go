@@ -42,8 +42,11 @@ func (p *Proxy) acknowledge(ctx context.Context, delta *plan.Delta, refused *bac
 			p.Flows.Acknowledged(changes, p.local.Local, p.traits.Relays)
 		}
 	}
+	if first || delta.Facts {
+		p.checkNetwork()
+	}
 	if first {
-		p.Log.Info("the kernel has been told", "services", len(p.snap.Services), "frontends", len(p.snap.Frontends), "took", now.Sub(start))
+		p.Log.Info("first sync done", "services", len(p.snap.Services), "frontends", len(p.snap.Frontends), "took", now.Sub(start))
 		p.cleanup.Go(func() { p.cleanOthers(ctx) })
 	}
 }

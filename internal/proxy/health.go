@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"portal/internal/hostnet"
 	"portal/internal/intent"
 )
 
@@ -23,7 +24,21 @@ type Health struct {
 	known   bool // there has been a Node
 	updated map[intent.Family]time.Time
 	waiting time.Time // since when the oldest change does; zero: none does
+	// lost are the problems of this machine's network because of which packets are lost.
+	lost    []string
 	answers func(path string, code int)
+}
+
+// SetProblems says what is wrong with this machine's network.
+func (h *Health) SetProblems(all []hostnet.Problem) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lost = nil
+	for _, p := range all {
+		if p.Lost {
+			h.lost = append(h.lost, p.String())
+		}
+	}
 }
 
 // Queued says that a change waits for the kernel.
@@ -97,12 +112,14 @@ type healthAnswer struct {
 	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
 	Healthy      bool                    `json:"healthy"`
 	Status       map[string]familyHealth `json:"status,omitempty"`
+	// Problems are why packets to Services are lost on this machine.
+	Problems []string `json:"problems,omitempty"`
 }
 
 func (h *Health) answer(now time.Time) healthAnswer {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	a := healthAnswer{CurrentTime: now, Healthy: h.healthy(now), Status: map[string]familyHealth{}}
+	a := healthAnswer{CurrentTime: now, Healthy: h.healthy(now), Status: map[string]familyHealth{}, Problems: h.lost}
 	for f, at := range h.updated {
 		a.Status[familyName(f)] = familyHealth{at, a.Healthy}
 		if at.After(a.LastUpdated) {
@@ -114,8 +131,8 @@ func (h *Health) answer(now time.Time) healthAnswer {
 
 func familyName(f intent.Family) string { return fmt.Sprintf("IPv%d", f) }
 
-// ServeHTTP answers /healthz, which also asks whether the node may get traffic, and /livez, which does not: a proxy on a
-// leaving node must not be restarted for it.
+// ServeHTTP answers /healthz, which also asks whether the node may get traffic and its network lets it through, and /livez,
+// which does not: restarting the proxy would help in neither case.
 func (h *Health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	now := time.Now()
 	a := h.answer(now)
@@ -123,7 +140,7 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/healthz" {
 		eligible := h.Eligible()
 		a.NodeEligible = &eligible
-		ok = ok && eligible
+		ok = ok && eligible && len(a.Problems) == 0
 	}
 	code := http.StatusServiceUnavailable
 	if ok {

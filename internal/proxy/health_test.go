@@ -3,11 +3,14 @@ package proxy
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
+	"portal/internal/hostnet"
 	"portal/internal/intent"
 )
 
@@ -67,5 +70,50 @@ func TestHealth(t *testing.T) {
 		w.kernel.fail = nil
 		w.after(time.Minute)
 		expect("unstuck", 200, 200)
+	})
+}
+
+// TestHealthOfTheNetwork: a node on which packets are lost gets none from balancers, and its proxy is not restarted for it.
+func TestHealthOfTheNetwork(t *testing.T) {
+	problems := []hostnet.Problem{}
+	in(t, func(o *Options) {
+		o.Network = func(n hostnet.Needs) []hostnet.Problem {
+			if n.Forward4 {
+				return problems
+			}
+			return nil
+		}
+	}, func(w *world) {
+		codes := func() string {
+			out := ""
+			for _, path := range []string{"/healthz", "/livez"} {
+				r := httptest.NewRecorder()
+				w.proxy.Health.ServeHTTP(r, httptest.NewRequest("GET", path, nil))
+				out += fmt.Sprint(r.Code, " ")
+				if path == "/healthz" && r.Code != 200 && !strings.Contains(r.Body.String(), "ip_forward is 0") {
+					w.Errorf("%s does not say why: %s", path, r.Body)
+				}
+			}
+			return out
+		}
+		w.listed()
+		for _, c := range []struct {
+			found []hostnet.Problem
+			want  string
+		}{
+			{nil, "200 200 "},
+			{[]hostnet.Problem{{Message: "ip_forward is 0", Lost: true}}, "503 200 "},
+			{[]hostnet.Problem{{Message: "rp_filter is strict"}}, "200 200 "},
+			{nil, "200 200 "},
+		} {
+			problems = c.found
+			w.after(networkInterval)
+			if got := codes(); got != c.want {
+				w.Errorf("%v: /healthz and /livez answer %s, want %s", c.found, got, c.want)
+			}
+			if got := len(w.proxy.State(nil).Problems); got != len(c.found) {
+				w.Errorf("%v: /state has %d problems", c.found, got)
+			}
+		}
 	})
 }

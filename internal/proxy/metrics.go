@@ -20,10 +20,10 @@ type metrics struct {
 	healthz, livez                       *prometheus.CounterVec
 	failed                               map[string]*prometheus.CounterVec // by the names that modes give
 
-	failures, drifts prometheus.Counter
-	refused          prometheus.Gauge
-	lost             *lostTotals
-	waiting          [2]int
+	failures, drifts  prometheus.Counter
+	refused, problems prometheus.Gauge
+	lost              *lostTotals
+	waiting           [2]int
 }
 
 func newMetrics(modes []backend.Mode) *metrics {
@@ -48,6 +48,7 @@ func newMetrics(modes []backend.Mode) *metrics {
 		failures: counter("portal_proxy_sync_failures_total", "Times that the kernel could not be told, in any mode."),
 		drifts:   counter("portal_proxy_drifts_total", "Times that what the kernel had been told was found changed by somebody."),
 		refused:  gauge("portal_proxy_refused_frontends", "Frontends that the kernel refused."),
+		problems: gauge("portal_proxy_network_problems", "Settings and missing routes of this machine because of which packets to Services are lost."),
 	}
 	for _, mode := range modes {
 		t := mode.Traits()
@@ -102,7 +103,7 @@ func (p *Proxy) Register(r prometheus.Registerer) error {
 	m := p.metrics
 	for _, c := range []prometheus.Collector{
 		m.duration, m.full, m.partial, m.programming, m.last, m.lastQueued, m.noLocal, m.servicesPending, m.slicesPending, m.servicesTotal,
-		m.slicesTotal, m.healthz, m.livez, m.failures, m.drifts, m.refused, (*counts)(p),
+		m.slicesTotal, m.healthz, m.livez, m.failures, m.drifts, m.refused, m.problems, (*counts)(p),
 	} {
 		if err := r.Register(c); err != nil {
 			return err

@@ -37,11 +37,17 @@ type Options struct {
 	Modes []backend.Mode
 	Mode  string
 	Local LocalAddrs
+	// API is where the proxy reaches the API; nil: that is not known.
+	API APIAddrs
 	// Flows and Checks may be nil.
 	Flows  Flows
 	Checks Checks
 	Health *Health
-	Log    *slog.Logger
+	// Network looks for what is in the way of packets on this machine; nil: nobody does. Sysctls changes settings that are;
+	// nil: they are only reported.
+	Network func(hostnet.Needs) []hostnet.Problem
+	Sysctls *hostnet.Configured
+	Log     *slog.Logger
 }
 
 const (
@@ -78,6 +84,7 @@ type Proxy struct {
 	failures int
 	unready  bool // nothing can be prepared, or not any more
 	cleanup  sync.WaitGroup
+	reached  map[intent.Family]netip.Addr // a cluster IP of each family, see anyClusterIP
 
 	// mu lets people read what follows while the loop is not changing it.
 	mu     sync.RWMutex
@@ -110,6 +117,7 @@ func New(o Options) *Proxy {
 	p := &Proxy{
 		Options: o, metrics: newMetrics(o.Modes), began: time.Now(), newFacts: true,
 		dirty: map[intent.Key]struct{}{}, changed: map[intent.Key]*plan.Service{}, known: map[intent.Key]record{},
+		reached: map[intent.Family]netip.Addr{},
 	}
 	p.status.Wanted = o.Mode
 	return p
@@ -144,12 +152,18 @@ func (p *Proxy) loop(ctx context.Context) error {
 	feed := p.Cluster.Follow()
 	defer feed.Close()
 	addrs := p.Local.Changes(ctx)
+	var api <-chan struct{}
+	if p.API != nil {
+		api = p.API.Changed()
+	}
 	every := checkEvery
 	if prompt, ok := p.back.(backend.Prompt); ok {
 		every = prompt.CheckEvery()
 	}
 	check := time.NewTimer(jitter(every))
 	defer check.Stop()
+	network := time.NewTicker(networkInterval)
+	defer network.Stop()
 	syncing := time.NewTimer(time.Hour)
 	defer syncing.Stop()
 	for {
@@ -165,6 +179,9 @@ func (p *Proxy) loop(ctx context.Context) error {
 			changes := feed.Take()
 			p.take(changes)
 			p.planAhead(ctx, changes)
+		case <-api:
+			p.newFacts = true
+			p.queue()
 		case <-addrs:
 			p.newFacts = true
 			p.queue()
@@ -173,6 +190,8 @@ func (p *Proxy) loop(ctx context.Context) error {
 			p.take(feed.Take())
 			p.due = time.Time{}
 			p.sync(ctx)
+		case <-network.C:
+			p.checkNetwork()
 		case <-check.C:
 			p.check(ctx)
 			check.Reset(jitter(every))
@@ -332,6 +351,9 @@ func (p *Proxy) refreshFacts() {
 	}
 	p.newFacts = err != nil
 	facts := p.Config.facts(p.node, p.local, p.Cluster.ServicePrefixes(), p.traits.Traits)
+	if p.API != nil {
+		facts.Exempt = exempt(p.API.List(), p.local.Local)
+	}
 	if p.snap == nil {
 		p.snap = plan.NewSnapshot(facts)
 		return
@@ -366,6 +388,9 @@ func (p *Proxy) planOne(k intent.Key) {
 		p.changed[k] = old
 	}
 	p.snap.Set(k, next)
+	if next != nil && len(next.Notes) > 0 && (old == nil || !slices.Equal(old.Notes, next.Notes)) {
+		p.Log.Warn("Service is not served as it asks", "service", k.String(), "notes", next.Notes)
+	}
 	if next != nil && (old == nil || !slices.Equal(old.Frontends, next.Frontends)) {
 		now.acked = 0
 		p.known[k] = now

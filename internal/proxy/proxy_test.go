@@ -827,3 +827,47 @@ func gathered(w *world, r *prometheus.Registry) map[string]float64 {
 	}
 	return out
 }
+
+// api is where the proxy reaches the API.
+type api struct {
+	at      []netip.AddrPort
+	changed chan struct{}
+}
+
+func (a *api) List() []netip.AddrPort   { return a.at }
+func (a *api) Changed() <-chan struct{} { return a.changed }
+
+// TestKeepsItsWayToTheAPI: a Service that asks for the API's address does not get it, and /state says so; nor when the API
+// moves to an address that a Service has.
+func TestKeepsItsWayToTheAPI(t *testing.T) {
+	at := &api{at: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.5:80")}}
+	in(t, func(o *Options) { at.changed, o.API = make(chan struct{}, 1), at }, func(w *world) {
+		w.listed()
+		evil := service("b", "10.96.0.2")
+		evil.ExternalIPs = []netip.Addr{netip.MustParseAddr("203.0.113.5"), netip.MustParseAddr("203.0.113.6")}
+		w.cluster.SetService(evil)
+		w.settle()
+		w.expect(2, placeA+", "+placeB+", 203.0.113.6:80/tcp→reject")
+		if notes := w.proxy.State(nil).Notes; len(notes) != 1 || !strings.Contains(notes[0].Message, "203.0.113.5:80/tcp") {
+			w.Errorf("notes %v", notes)
+		}
+		at.at = append(at.at, netip.MustParseAddrPort("203.0.113.6:80"))
+		at.changed <- struct{}{}
+		w.settle()
+		w.expect(3, placeA+", "+placeB)
+	})
+}
+
+// TestNotesEndpointsThatAreClusterIPs: a connection to one would have to be led twice.
+func TestNotesEndpointsThatAreClusterIPs(t *testing.T) {
+	in(t, nil, func(w *world) {
+		w.listed()
+		w.cluster.SetService(service("b", "10.96.0.2"))
+		w.cluster.SetSlice(slice("b", "10.96.0.1", "10.244.0.2"))
+		w.settle()
+		notes := w.proxy.State(&intent.Key{Namespace: "ns", Name: "b"}).Notes
+		if len(notes) != 1 || !strings.Contains(notes[0].Message, "10.96.0.1:8080 is the cluster IP") {
+			w.Errorf("notes %v", notes)
+		}
+	})
+}

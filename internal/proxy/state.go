@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"portal/internal/hostnet"
 	"portal/internal/intent"
 	"portal/internal/plan"
 )
@@ -25,6 +27,7 @@ type status struct {
 	LastError                      string
 	LastErrorAt                    time.Time
 	Refused                        map[plan.FrontendKey]error
+	Problems                       []hostnet.Problem
 }
 
 // State is /state: what this node does for Services, as JSON.
@@ -58,9 +61,22 @@ type State struct {
 	LastError        string    `json:"lastError,omitempty"`
 	LastErrorAt      time.Time `json:"lastErrorAt,omitzero"`
 
+	// Problems are settings and missing routes of this machine because of which packets to Services are lost.
+	Problems []hostnet.Problem `json:"problems,omitempty"`
+
+	// Notes are what of Services is not served as they ask.
+	Notes []NoteState `json:"notes,omitempty"`
+
 	Services  int             `json:"services"`
 	Frontends []FrontendState `json:"frontends"`
 	Pools     []PoolState     `json:"pools"`
+}
+
+// NoteState says in words what is particular about a Service.
+type NoteState struct {
+	Namespace string `json:"namespace"`
+	Service   string `json:"service"`
+	Message   string `json:"message"`
 }
 
 // NodePortState is where node ports are served.
@@ -113,9 +129,10 @@ func (p *Proxy) State(only *intent.Key) *State {
 	var frontends []*plan.Frontend
 	acked := map[intent.Key]time.Time{}
 	services := 0
+	var notes []NoteState
 	var facts *plan.Facts
 	if snap = p.snap; snap != nil {
-		facts, services = snap.Facts, len(snap.Services)
+		facts, services, notes = snap.Facts, len(snap.Services), p.notes(only)
 		for _, f := range snap.Frontends {
 			if only == nil || *only == f.ID.Service {
 				frontends = append(frontends, f)
@@ -127,9 +144,30 @@ func (p *Proxy) State(only *intent.Key) *State {
 	}
 	p.mu.RUnlock()
 	out := st.state()
-	out.Complete, out.Services, out.Node = complete, services, p.Config.Node
+	out.Complete, out.Services, out.Node, out.Notes = complete, services, p.Config.Node, notes
 	out.describe(facts)
 	out.add(frontends, acked, st.Refused)
+	return out
+}
+
+// notes are those of plans, and of endpoints that are cluster IPs: a connection to one would have to be led twice.
+func (p *Proxy) notes(only *intent.Key) (out []NoteState) {
+	for k, s := range p.snap.Services {
+		if only != nil && *only != k {
+			continue
+		}
+		for _, n := range s.Notes {
+			out = append(out, NoteState{k.Namespace, k.Name, n})
+		}
+		for _, a := range s.Endpoints() {
+			if p.snap.ClusterIPs[a.Addr()] > 0 {
+				out = append(out, NoteState{k.Namespace, k.Name, fmt.Sprintf("endpoint %s is the cluster IP of a Service: packets to it may be lost", a)})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b NoteState) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Message, b.Message))
+	})
 	return out
 }
 
@@ -137,7 +175,7 @@ func (s *status) state() *State {
 	out := &State{
 		Mode: s.Mode, WantedMode: s.Wanted, Limits: s.Limits, Syncs: s.Syncs, FullSyncs: s.FullSyncs,
 		LastSync: s.LastSync, LastFullSync: s.LastFullSync, LastCheck: s.LastCheck, Drifts: s.Drifts, Failures: s.Failures,
-		LastError: s.LastError, LastErrorAt: s.LastErrorAt, Frontends: []FrontendState{}, Pools: []PoolState{},
+		LastError: s.LastError, LastErrorAt: s.LastErrorAt, Problems: s.Problems, Frontends: []FrontendState{}, Pools: []PoolState{},
 	}
 	if s.Synced {
 		out.LastSyncTook, out.LastFullSyncTook = s.LastSyncTook.String(), s.LastFullSyncTook.String()
