@@ -109,6 +109,6 @@ func TestProxyMetrics(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantSeries(t, series(t, code, string(body)), "kubeproxy_sync_proxy_rules_duration_seconds_count",
-			"kubeproxy_network_programming_duration_seconds_count", "go_goroutines", "process_cpu_seconds_total")
+			"kubeproxy_sync_proxy_rules_service_changes_total", "kubeproxy_sync_proxy_rules_endpoint_changes_total", "go_goroutines", "process_cpu_seconds_total")
 	}
 }

@@ -25,6 +25,7 @@ type upOptions struct {
 	dns               string
 	proxy             string
 	nodePortAddresses []string
+	configureSysctls  bool
 }
 
 func newUpCommand() *cobra.Command {
@@ -50,6 +51,8 @@ Without root it runs the server and DNS at ` + fallbackDNS + `. The proxy needs 
 	f.StringVar(&o.proxy, "proxy-mode", "auto", "proxy mode: none, auto, "+strings.Join(proxyModeNames(), ", "))
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", []string{"all"},
 		"addresses that node ports are served at: prefixes, primary (the node's own), localhost, all")
+	f.BoolVar(&o.configureSysctls, "configure-sysctls", false,
+		"while this runs, turn on forwarding and make a strict rp_filter loose if packets to Services would be lost otherwise")
 	return cmd
 }
 

@@ -30,7 +30,7 @@ func (o *upOptions) startProxy(cmd *cobra.Command, log *slog.Logger, info server
 	options := defaultProxyOptions()
 	options.kubeconfig, options.mode, options.healthz = info.Kubeconfig, o.proxy, ""
 	options.clusterCIDR = strings.Join(o.server.ClusterCIDRs, ",")
-	options.nodePortAddresses = o.nodePortAddresses
+	options.nodePortAddresses, options.configureSysctls = o.nodePortAddresses, o.configureSysctls
 	config, err := options.proxyConfig()
 	if err != nil {
 		return upProxy{note: "none: " + err.Error()}
@@ -52,10 +52,10 @@ func (o *upOptions) startProxy(cmd *cobra.Command, log *slog.Logger, info server
 			options.metrics = "" // another program has the port; traffic is what matters
 			err = options.serve(cmd.Context(), log, config, modes, api, report)
 		}
-		// No rules are left behind: the machine is as it was before.
+		// No rules and settings are left behind: the machine is as it was before.
 		cleanup, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		ended <- errors.Join(err, proxy.Cleanup(cleanup, modes))
+		ended <- errors.Join(err, proxy.Cleanup(cleanup, modes), options.sysctls.Restore())
 	})
 	mode := "not ready yet"
 	select {
