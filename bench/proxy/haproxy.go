@@ -9,11 +9,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
+	"portal/bench/report"
 	"portal/test/harness"
 )
 
@@ -26,36 +26,33 @@ const (
 	rateClients = 4
 )
 
-// relay is the figures of one that moves connections itself: medians of the rounds.
+// relay is the figures of one that relays connections itself, one of each for every round.
 type relay struct {
-	Who string `json:"who"`
-	// Throughput is in MB a second over some streams, Rate in connections a second.
-	Throughput float64 `json:"throughputMBps"`
-	Rate       float64 `json:"connectionsPerSecond"`
+	who string
+	// throughput is in MB a second over some streams, rate in connections a second.
+	throughput, rate []float64
 	// What each costs the relay itself, in milliseconds of processor time.
-	PerGB         float64 `json:"cpuMsPerGB"`
-	PerConnection float64 `json:"cpuMsPerConnection"`
-
-	rounds []relay
+	perGB, perConnection []float64
 }
 
 // besideHAProxy measures Portal's userspace mode beside HAProxy in TCP mode with the same backends, and both beside
-// direct connections. They take turns, because the machine is not equally busy all the time; Portal is only there when it
-// is its turn, because its rules make the kernel track all connections.
-func besideHAProxy(ctx context.Context, o options, net *network, r *report) error {
+// direct connections. They take turns, because the machine is not equally busy all the time; Portal only runs when it is
+// its turn, because its rules make the kernel track all connections.
+func besideHAProxy(ctx context.Context, o options, net *network, r *report.Report) error {
 	say("userspace mode beside HAProxy")
 	dir, err := os.MkdirTemp("", "bench-proxy")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	c, err := newCluster(ctx, dir, 10, 2)
+	c, err := newCluster(ctx, dir, uniform(2), 10)
 	if err != nil {
 		return err
 	}
 	defer c.stop()
-	bulk := slice(1, bulkPort, []string{podAddr(3), podAddr(4)})
-	if _, err := c.client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, bulk, metav1.UpdateOptions{}); err != nil {
+	bulk := c.slices(1)[0]
+	bulk.Ports[0].Port = ptr.To(int32(bulkPort))
+	if err := c.update(ctx, bulk); err != nil {
 		return err
 	}
 	haproxy, err := startHAProxy(dir)
@@ -63,46 +60,66 @@ func besideHAProxy(ctx context.Context, o options, net *network, r *report) erro
 		return err
 	}
 	defer haproxy.Kill()
-	direct, peer, own := relay{Who: "direct"}, relay{Who: "haproxy"}, relay{Who: portal}
+	direct, peer, own := &relay{who: "direct"}, &relay{who: "haproxy"}, &relay{who: portal}
+	s := &session{o: o, net: net, c: c, who: portal, mode: "userspace", dir: dir}
 	for range relayRounds {
 		if err := errors.Join(
-			direct.measure(nil, endpoint(podAddr(1), podPort), endpoint(podAddr(3), bulkPort)),
+			direct.measure(nil, endpoint(podAddr(1), podPorts[0]), endpoint(podAddr(2), bulkPort)),
 			peer.measure(haproxy, endpoint("127.0.0.1", 9000), endpoint("127.0.0.1", 9001)),
-			measureUserspace(ctx, o, net, c, dir, &own),
+			s.measureUserspace(ctx, own),
 		); err != nil {
 			return err
 		}
 	}
-	for _, x := range []*relay{&direct, &peer, &own} {
-		x.settle()
-		r.Relays = append(r.Relays, *x)
-		say("  %s", x)
+	at := r.At("userspace mode beside HAProxy in TCP mode", relayRounds, "rounds")
+	for _, x := range []*relay{direct, peer, own} {
+		at.Higher(x.who, "throughput", report.Median(x.throughput), "MB/s")
+		at.Higher(x.who, "new connections", report.Median(x.rate), "a second")
+		if x != direct {
+			at.Lower(x.who, "CPU for each GB", report.Median(x.perGB), "ms")
+			at.Lower(x.who, "CPU for each connection", report.Median(x.perConnection), "ms")
+		}
 	}
+	// The two are compared by what they did in the same rounds.
+	const throughput, rate = "throughput, share of HAProxy's in the same round", "new connections, share of HAProxy's in the same round"
+	at.Higher(portal, throughput, report.Median(shares(own.throughput, peer.throughput)), "×")
+	at.Higher(portal, rate, report.Median(shares(own.rate, peer.rate)), "×")
+	at.WantWithin(portal, throughput, 1)
+	at.WantWithin(portal, rate, 0.7)
 	return nil
 }
 
+func shares(own, peer []float64) []float64 {
+	out := make([]float64, len(own))
+	for i := range own {
+		out[i] = own[i] / peer[i]
+	}
+	return out
+}
+
 // measureUserspace starts Portal's proxy for one round.
-func measureUserspace(ctx context.Context, o options, net *network, c *cluster, dir string, out *relay) (err error) {
-	p, err := startProxy(o, c, portal, "userspace", dir)
+func (s *session) measureUserspace(ctx context.Context, out *relay) (err error) {
+	process, err := startProxy(s.o, s.c, portal, s.mode, s.dir)
 	if err != nil {
 		return err
 	}
+	p := &run{process, report.Follow(process.Pid())}
 	defer func() {
-		_ = p.Stop(10 * time.Second)
-		p.Kill()
-		err = errors.Join(err, net.reset())
+		p.stop()
+		err = errors.Join(err, s.net.reset())
 	}()
-	if cutOff, err := waitAll(ctx, o, c, p); err != nil || cutOff {
-		return errors.Join(err, fmt.Errorf("the userspace mode was not ready in time:\n%s", p.Tail()))
+	// Service 1 says nothing before it is asked for something.
+	if err := s.waitFor(ctx, p, []int{0, s.c.size() - 1}); err != nil {
+		return fmt.Errorf("the userspace mode: %w\n%s", err, p.Tail())
 	}
-	if err := out.measure(p, c.vip(0), c.vip(1)); err != nil {
+	if err := out.measure(process, s.c.vip(0), s.c.vip(1)); err != nil {
 		return fmt.Errorf("%w\n%s", err, p.Tail())
 	}
 	return nil
 }
 
-func endpoint(addr string, port uint16) netip.AddrPort {
-	return netip.AddrPortFrom(netip.MustParseAddr(addr), port)
+func endpoint(addr string, port int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr(addr), uint16(port))
 }
 
 func startHAProxy(dir string) (*harness.Process, error) {
@@ -123,7 +140,7 @@ listen bulk
   bind 127.0.0.1:9001
   server a %s:%d
   server b %s:%d
-`, podAddr(1), podPort, podAddr(2), podPort, podAddr(3), bulkPort, podAddr(4), bulkPort)
+`, podAddr(1), podPorts[0], podAddr(2), podPorts[0], podAddr(3), bulkPort, podAddr(4), bulkPort)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
@@ -142,63 +159,29 @@ listen bulk
 
 // measure makes one round.
 func (r *relay) measure(p *harness.Process, short, bulk netip.AddrPort) error {
-	spent := func() (cpu time.Duration) {
-		if p != nil {
-			_, _, cpu, _ = usage(p.Pid())
+	spent := func() float64 {
+		if p == nil {
+			return 0
 		}
-		return cpu
+		used, _ := report.Read(p.Pid())
+		return report.Milliseconds(used.CPU)
 	}
-	out, begin, before := relay{}, time.Now(), spent()
+	begin, before := time.Now(), spent()
 	if err := parallel(streams, streams, func(int) error { return pull(bulk, streamBytes) }); err != nil {
-		return fmt.Errorf("%s: %w", r.Who, err)
+		return fmt.Errorf("%s: %w", r.who, err)
 	}
-	out.Throughput = float64(streams*streamBytes) / 1e6 / time.Since(begin).Seconds()
-	out.PerGB = float64((spent() - before).Milliseconds()) / (streams * streamBytes / 1e9)
+	r.throughput = append(r.throughput, streams*streamBytes/1e6/time.Since(begin).Seconds())
+	r.perGB = append(r.perGB, (spent()-before)/(streams*streamBytes/1e9))
 	begin, before = time.Now(), spent()
 	if err := parallel(rateClients, rateConns, func(int) error {
 		_, _, err := ask(short, 5*time.Second)
 		return err
 	}); err != nil {
-		return fmt.Errorf("%s: %w", r.Who, err)
+		return fmt.Errorf("%s: %w", r.who, err)
 	}
-	out.Rate = rateConns / time.Since(begin).Seconds()
-	out.PerConnection = float64((spent() - before).Milliseconds()) / rateConns
-	r.rounds = append(r.rounds, out)
+	r.rate = append(r.rate, rateConns/time.Since(begin).Seconds())
+	r.perConnection = append(r.perConnection, (spent()-before)/rateConns)
 	return nil
-}
-
-func (r relay) throughput() float64 { return r.Throughput }
-func (r relay) rate() float64       { return r.Rate }
-
-// settle makes the figures of the rounds' medians.
-func (r *relay) settle() {
-	of := func(figure func(relay) float64) float64 {
-		var all []float64
-		for _, x := range r.rounds {
-			all = append(all, figure(x))
-		}
-		return median(all)
-	}
-	r.Throughput, r.Rate = of(relay.throughput), of(relay.rate)
-	r.PerGB, r.PerConnection = of(func(x relay) float64 { return x.PerGB }), of(func(x relay) float64 { return x.PerConnection })
-}
-
-// share compares two by what they did in the same rounds.
-func (r *relay) share(of *relay, figure func(relay) float64) float64 {
-	var all []float64
-	for i, x := range r.rounds {
-		all = append(all, figure(x)/figure(of.rounds[i]))
-	}
-	return median(all)
-}
-
-func median(all []float64) float64 {
-	slices.Sort(all)
-	return all[len(all)/2]
-}
-
-func (r *relay) String() string {
-	return fmt.Sprintf("%-8s %6.0f MB/s (%.0f ms CPU a GB)   %6.0f connections/s (%.3f ms CPU each)", r.Who, r.Throughput, r.PerGB, r.Rate, r.PerConnection)
 }
 
 // pull asks for a number of bytes and receives them.

@@ -1,12 +1,12 @@
 // Command proxy measures Portal's service proxy beside kube-proxy, in the same mode, on the same objects of the same API
 // server (Portal's), one after the other in one run. It needs root, and does everything in network namespaces of its own.
 //
-//	go run ./bench/proxy [-modes nftables,iptables] [-services 10,1000,10000] [-endpoints 2]
+//	go run ./bench/proxy [-modes nftables,iptables] [-services 10,1000,10000] [-mix 1000] [-o FILE]
 //
-// For each: how long the first full sync takes; how long it is from the process' start until the last Service answers; how
-// long from a changed endpoint's write to the API until connections go there; memory; how long a new connection takes to
-// its first byte, beside one made directly to the backend: the physical limit. For Portal also how changes arrive at 20 a
-// second. It ends with status 1 if a target is missed. Seconds differ from machine to machine; what counts is the ratio.
+// For each: how long it is from the process' start until the last Service answers, on a clean machine, on a restart with
+// rules in place and on a restart with 1 % of the Services changed meanwhile; how long from a changed endpoint's write to
+// the API until connections go there, alone and at 20 changes a second, and what these cost; memory; how long a new
+// connection takes to its first byte, beside one made directly to the backend. It ends with status 1 if a target is missed.
 package main
 
 import (
@@ -17,53 +17,65 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"portal/bench/report"
 	"portal/test/harness"
 )
 
 type options struct {
-	modes     []string
-	services  []int
-	endpoints int
-	starts    int
-	changes   int
-	conns     int
-	churn     time.Duration
-	cut       time.Duration
-	patience  time.Duration
-	who       []string
-	portal    string
-	kubeProxy string
-	json      bool
-	haproxy   bool
+	modes      []string
+	services   []int
+	mix        []int
+	iptables   int
+	endpoints  int
+	starts     int
+	situations []string
+	changes    int
+	conns      int
+	churn      time.Duration
+	settle     time.Duration
+	cut        time.Duration
+	patience   time.Duration
+	seed       uint64
+	who        []string
+	portal     string
+	kubeProxy  string
+	output     string
+	haproxy    bool
 }
 
 func main() {
 	var o options
 	modes := flag.String("modes", "nftables,iptables", "modes to measure")
-	services := flag.String("services", "10,1000,10000", "numbers of Services, one round for each; empty: only what is measured beside HAProxy")
+	services := flag.String("services", "10,1000,10000", "numbers of Services with one port and -endpoints endpoints, one round for each")
+	mix := flag.String("mix", "1000", "numbers of Services of a realistic mix, one round for each")
 	who := flag.String("who", kube+","+portal, "who takes part")
-	flag.IntVar(&o.endpoints, "endpoints", 2, "endpoints of each Service")
-	flag.IntVar(&o.starts, "starts", 5, "how often each is started, up to 1,000 Services; the median counts")
-	flag.IntVar(&o.changes, "changes", 20, "endpoints changed, one after the other")
+	situations := flag.String("situations", strings.Join(situations, ","), "situations to start in")
+	flag.IntVar(&o.iptables, "iptables-services", 1000, "the iptables mode is measured with at most so many Services: at 10,000 a start of kube-proxy takes minutes")
+	flag.IntVar(&o.endpoints, "endpoints", 2, "endpoints of each Service outside the mix")
+	flag.IntVar(&o.starts, "starts", 3, "how often each is started in each situation, as long as that takes less than 15 s; the median counts")
+	flag.IntVar(&o.changes, "changes", 15, "endpoints changed, one after the other")
 	flag.IntVar(&o.conns, "connections", 3000, "new connections whose first byte is timed")
-	flag.DurationVar(&o.churn, "churn", 20*time.Second, "how long endpoints change at 20 a second, for Portal; 0 leaves it out")
-	flag.DurationVar(&o.cut, "cut", 20*time.Minute, "after how long one that isn't ready is given up")
+	flag.DurationVar(&o.churn, "churn", 10*time.Second, "how long endpoints change at 20 a second; 0 leaves it out")
+	flag.DurationVar(&o.settle, "settle", 10*time.Second, "how long the proxy is left alone before its memory is read")
+	flag.DurationVar(&o.cut, "cut", 20*time.Minute, "after how long a start is given up")
 	flag.DurationVar(&o.patience, "patience", time.Minute, "after how long a changed endpoint that isn't reached is a failure")
+	flag.Uint64Var(&o.seed, "seed", 1, "seed of the mix")
 	flag.StringVar(&o.portal, "portal", harness.Portal(), "Portal's binary")
 	flag.StringVar(&o.kubeProxy, "kube-proxy", harness.Peer("kube-proxy"), "kube-proxy's binary")
-	flag.BoolVar(&o.json, "json", false, "print JSON instead of a table")
+	flag.StringVar(&o.output, "o", "", "JSON file to write the report to")
 	flag.BoolVar(&o.haproxy, "haproxy", true, "measure the userspace mode beside HAProxy")
 	flag.Parse()
-	if err := o.read(*modes, *services, *who); err != nil {
+	if err := o.read(*modes, *services, *mix, *who, *situations); err != nil {
 		fmt.Fprintln(os.Stderr, "bench/proxy:", err)
 		os.Exit(2)
 	}
-	met, err := run(o)
+	met, err := runAll(o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench/proxy:", err)
 	}
@@ -72,63 +84,99 @@ func main() {
 	}
 }
 
-func (o *options) read(modes, services, who string) error {
-	o.modes, o.who = strings.Split(modes, ","), strings.Split(who, ",")
-	for text := range strings.SplitSeq(services, ",") {
-		if services == "" {
-			break
-		}
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 10 {
-			return fmt.Errorf("-services %q: numbers of 10 and more, with commas between them", services)
-		}
-		o.services = append(o.services, n)
+func (o *options) read(modes, services, mix, who, kinds string) (err error) {
+	o.modes, o.who, o.situations = strings.Split(modes, ","), strings.Split(who, ","), strings.Split(kinds, ",")
+	if o.services, err = numbers("-services", services); err != nil {
+		return err
 	}
-	if o.endpoints < 1 || o.starts < 1 || o.changes < 1 || o.conns < 1 {
-		return errors.New("-endpoints, -starts, -changes and -connections must be at least 1")
+	if o.mix, err = numbers("-mix", mix); err != nil {
+		return err
 	}
-	for _, path := range []string{o.portal, o.kubeProxy} {
-		if _, err := os.Stat(path); err != nil {
-			return fmt.Errorf("%w: `make build peers` makes it", err)
+	if o.endpoints < 1 || o.endpoints > maxEndpoints || o.starts < 1 || o.changes < 1 || o.conns < 1 {
+		return fmt.Errorf("-starts, -changes and -connections must be at least 1, -endpoints from 1 to %d", maxEndpoints)
+	}
+	for _, s := range o.situations {
+		if !slices.Contains(situations, s) {
+			return fmt.Errorf("-situations %q: must be among %s", s, strings.Join(situations, ","))
+		}
+	}
+	if o.situations[0] != clean {
+		return fmt.Errorf("-situations %s: must begin with %s, which programs the rules that a restart finds", kinds, clean)
+	}
+	for _, who := range o.who {
+		if _, err := os.Stat(*o.binary(who)); err != nil {
+			return fmt.Errorf("%w: `make build peers` builds it", err)
 		}
 	}
 	return nil
 }
 
+func (o *options) binary(who string) *string {
+	if who == kube {
+		return &o.kubeProxy
+	}
+	return &o.portal
+}
+
+func numbers(flag, text string) (out []int, err error) {
+	for one := range strings.SplitSeq(text, ",") {
+		if text == "" {
+			break
+		}
+		n, err := strconv.Atoi(one)
+		if err != nil || n < 10 || n > 30_000 {
+			return nil, fmt.Errorf("%s %q: must be numbers from 10 to 30000, with commas between them", flag, text)
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
 // inside says that this process is the one in the namespace.
 const inside = "PORTAL_BENCH_INSIDE"
 
-func run(o options) (bool, error) {
+func runAll(o options) (met bool, err error) {
 	if os.Getenv(inside) == "" {
 		return reexec()
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := errors.Join(readAnew(o.portal), readAnew(o.kubeProxy)); err != nil {
+	r := report.New("proxy", "Service proxy beside kube-proxy", []string{kube, "direct", "haproxy"}, []string{portal})
+	r.Version(kube, o.kubeProxy, "--version")
+	r.Version(portal, o.portal, "version")
+	r.Version("haproxy", "haproxy", "-v")
+	r.Note("A start is timed from the process' start until the last Service answers as the API says. On a restart the rules of " +
+		"the run before are in place and Services answer all the time; it ends when the last of those that changed while the " +
+		"proxy was down answers with its new endpoint: one of them, or 1 %%.")
+	r.Note("Both proxies read the same KubeProxyConfiguration with default sync periods. Changes that are made one after the " +
+		"other are far enough apart that kube-proxy's minSyncPeriod of 1 s delays none of them.")
+	r.Note("Mixed Services have 1 to 4 ports, 1 to 200 endpoints by a heavy-tailed distribution and both address families; 10 %% have " +
+		"affinity, 20 %% are of type NodePort or LoadBalancer, 5 %% have a Local policy.")
+	dir, err := os.MkdirTemp("", "bench-proxy")
+	if err != nil {
 		return false, err
+	}
+	defer os.RemoveAll(dir)
+	for _, who := range o.who {
+		// The API server runs from Portal's binary too; it must not share the proxy's pages.
+		if *o.binary(who), err = report.Private(*o.binary(who), dir); err != nil {
+			return false, err
+		}
 	}
 	net, err := buildNetwork()
 	if err != nil {
 		return false, err
 	}
 	defer net.close()
-	r := &report{Started: time.Now(), Endpoints: o.endpoints}
-	for _, n := range o.services {
-		if err := round(ctx, o, net, n, r); err != nil {
-			return false, err
-		}
+	if err := rounds(ctx, o, net, r); err != nil {
+		return false, err
 	}
 	if o.haproxy {
 		if err := besideHAProxy(ctx, o, net, r); err != nil {
 			return false, fmt.Errorf("beside HAProxy: %w", err)
 		}
 	}
-	r.judge()
-	if o.json {
-		return r.Met, r.writeJSON(os.Stdout)
-	}
-	r.writeTable(os.Stdout)
-	return r.Met, nil
+	return r.Finish(o.output)
 }
 
 // reexec runs this program again in a network namespace of its own, so that nothing it does touches the machine's.
@@ -153,31 +201,57 @@ func reexec() (bool, error) {
 
 // rest is how long the API server has, before each measurement, to finish what the objects just made or changed have set
 // off.
-const rest = 2 * time.Second
+const rest = time.Second
 
-// round measures everybody on one number of Services.
-func round(ctx context.Context, o options, net *network, n int, r *report) error {
+func rounds(ctx context.Context, o options, net *network, r *report.Report) error {
+	fewest := map[string]report.At{}
+	for _, n := range o.services {
+		if err := round(ctx, o, net, uniform(o.endpoints), n, r, fewest); err != nil {
+			return err
+		}
+	}
+	for _, n := range o.mix {
+		if err := round(ctx, o, net, mixed(o.seed), n, r, map[string]report.At{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// round measures everybody on one workload of one size. In fewest are the places with the fewest Services, by mode.
+func round(ctx context.Context, o options, net *network, load workload, n int, r *report.Report, fewest map[string]report.At) error {
 	dir, err := os.MkdirTemp("", "bench-proxy")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	say("starting an API server and making %d Services of %d endpoints", n, o.endpoints)
-	c, err := newCluster(ctx, dir, n, o.endpoints)
+	say("starting an API server and making %d Services (%s)", n, load.name)
+	c, err := newCluster(ctx, dir, load, n)
 	if err != nil {
 		return err
 	}
 	defer c.stop()
 	for _, mode := range o.modes {
+		if mode == "iptables" && n > o.iptables {
+			continue
+		}
+		at := r.At(fmt.Sprintf("%s mode, %s", mode, load.name), n, "Services")
+		if _, ok := fewest[mode]; !ok {
+			fewest[mode] = at
+		}
 		for _, who := range o.who {
-			say("%s, %s mode, %d Services", who, mode, n)
+			say("%s, %s", who, at)
 			time.Sleep(rest)
-			out, err := measure(ctx, o, net, c, who, mode)
-			if err != nil {
-				return fmt.Errorf("%s, %s mode, %d Services: %w", who, mode, n, err)
+			err := (&session{o: o, net: net, c: c, who: who, mode: mode, at: at}).measure(ctx)
+			switch {
+			case errors.Is(err, errCutOff):
+				r.Note("%s, %s: given up after %s.", who, at, o.cut)
+			case err != nil:
+				return fmt.Errorf("%s, %s: %w", who, at, err)
 			}
-			r.Results = append(r.Results, out)
-			say("  %s", out)
+		}
+		if slices.Contains(o.who, portal) {
+			judge(at, fewest[mode], r, o, mode)
 		}
 	}
 	return nil

@@ -14,130 +14,217 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netns"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"portal/test/harness"
+	"portal/bench/report"
 )
 
-// measure runs one proxy in one mode on the cluster as it is, and leaves both as they were.
-func measure(ctx context.Context, o options, net *network, c *cluster, who, mode string) (*result, error) {
-	dir, err := os.MkdirTemp("", "bench-proxy")
-	if err != nil {
-		return nil, err
+// The names of the figures that targets are about.
+const (
+	changeLatency   = "one endpoint changed, p50"
+	changeGrowth    = "one endpoint changed, compared with the fewest Services"
+	churnP99        = "20 changes/s: endpoint reached, p99"
+	firstByte       = "new connection to its first byte, compared with a direct one"
+	firstByteGrowth = "new connection to its first byte, compared with the fewest Services"
+)
+
+// session measures one proxy in one mode on a cluster.
+type session struct {
+	o    options
+	net  *network
+	c    *cluster
+	who  string
+	mode string
+	dir  string
+	at   report.At
+	took map[string][]time.Duration // by situation, until the last Service answered
+	cpu  map[string][]time.Duration
+
+	mu    sync.Mutex
+	moved []int // Services that don't have their first endpoints
+}
+
+// measure takes every figure and leaves the cluster and the network as they were.
+func (s *session) measure(ctx context.Context) (err error) {
+	if s.dir, err = os.MkdirTemp("", "bench-proxy"); err != nil {
+		return err
 	}
-	defer os.RemoveAll(dir)
-	out := &result{Who: who, Mode: mode, Services: c.services}
-	var starts, syncs []time.Duration
-	for c.services <= manyStartsTo && len(starts) < o.starts-1 {
-		p, stop, err := out.start(ctx, o, net, c, dir)
+	defer os.RemoveAll(s.dir)
+	s.took, s.cpu = map[string][]time.Duration{}, map[string][]time.Duration{}
+	p, err := s.starts(ctx)
+	defer func() {
 		if p != nil {
-			err = errors.Join(err, stop())
+			p.stop()
 		}
-		if err != nil || out.CutOff {
-			return out, err
-		}
-		starts, syncs = append(starts, seconds(out.Start)), append(syncs, seconds(out.FullSync))
-		time.Sleep(rest)
-	}
-	p, stop, err := out.start(ctx, o, net, c, dir)
-	if p != nil {
-		defer func() { err = errors.Join(err, stop()) }()
-	}
-	if err != nil || out.CutOff {
-		return out, err
-	}
-	starts, syncs = append(starts, seconds(out.Start)), append(syncs, seconds(out.FullSync))
-	out.Start, out.FullSync = quantile(starts, 0.5)/1000, quantile(syncs, 0.5)/1000
-
-	m := &mover{c: c}
-	defer func() { err = errors.Join(err, m.restore(ctx, o.endpoints)) }()
-	changes, err := m.oneByOne(ctx, o.changes, o.patience)
+		err = errors.Join(err, s.net.reset(), s.restoreAll(ctx))
+	}()
 	if err != nil {
-		return out, fmt.Errorf("%w\n%s", err, p.Tail())
+		return err
 	}
-	out.Change, out.ChangeP99 = quantile(changes, 0.5), quantile(changes, 0.99)
-	if out.MemoryBusy, _, _, err = usage(p.Pid()); err != nil {
-		return out, err
+	if err := s.changes(ctx); err != nil {
+		return fmt.Errorf("%w\n%s", err, p.Tail())
 	}
-	if mode == "iptables" {
-		if out.Kernel, err = acceptance(); err != nil {
-			return out, err
+	if err := s.firstBytes(); err != nil {
+		return err
+	}
+	if s.o.churn > 0 {
+		if err := s.churn(ctx, p); err != nil {
+			return fmt.Errorf("%w\n%s", err, p.Tail())
 		}
 	}
-	if err := out.firstBytes(net, c, o.conns); err != nil {
-		return out, err
+	time.Sleep(s.o.settle)
+	steady, err := p.Read()
+	if err != nil {
+		return err
 	}
-	if out.Memory, out.MemoryPeak, _, err = usage(p.Pid()); err != nil {
-		return out, err
-	}
-	if o.churn > 0 {
-		err = out.churn(ctx, o, m, p)
-	}
-	return out, err
+	s.at.Memory(s.who, steady, p.Peak())
+	return nil
 }
 
-// manyStartsTo is how many Services there may be for a start to be repeated: with more it takes long, and differs less.
-const manyStartsTo = 1000
+// pause between two changes, long enough that none waits for the end of kube-proxy's minSyncPeriod, which is 1 s by
+// default. Portal has no such period.
+func (s *session) pause() time.Duration {
+	if s.who == kube {
+		return 1100*time.Millisecond + rand.N(200*time.Millisecond)
+	}
+	return 150*time.Millisecond + rand.N(100*time.Millisecond)
+}
 
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+// changes replaces the endpoints of Services, one after the other, and times each from before its write.
+func (s *session) changes(ctx context.Context) error {
+	var took []time.Duration
+	for k := range s.o.changes {
+		time.Sleep(s.pause())
+		d, err := s.move(ctx, s.c.movable[(k*7919+11)%len(s.c.movable)], s.o.patience)
+		if err != nil {
+			return err
+		}
+		took = append(took, d)
+	}
+	s.at.Lower(s.who, changeLatency, report.Quantile(took, 0.5), "ms")
+	s.at.Lower(s.who, "one endpoint changed, slowest", report.Quantile(took, 1), "ms")
+	say("  change %.2f ms", report.Quantile(took, 0.5))
+	if s.mode != "iptables" {
+		return nil
+	}
+	kernel, err := acceptance()
+	if err == nil {
+		s.at.Lower(s.who, "  of which the kernel, for any one rule", kernel, "ms")
+	}
+	return err
+}
 
-// start starts the proxy and times how long it takes until all Services answer, and its first sync. The process is to be
-// stopped, if there is one.
-func (r *result) start(ctx context.Context, o options, net *network, c *cluster, dir string) (p *harness.Process, stop func() error, err error) {
+// move replaces the endpoints of a Service and returns how long it took until a connection reached the new one.
+func (s *session) move(ctx context.Context, i int, limit time.Duration) (time.Duration, error) {
+	s.note(i)
 	begin := time.Now()
-	if p, err = startProxy(o, c, r.Who, r.Mode, dir); err != nil {
-		return nil, nil, err
+	endpoint, err := s.c.move(ctx, i)
+	if err != nil {
+		return 0, err
 	}
-	stop = func() error {
-		_ = p.Stop(10 * time.Second)
-		p.Kill()
-		return net.reset()
+	for time.Since(begin) < limit {
+		if got, _, err := ask(s.c.vip(i), time.Second); err == nil && got == endpoint {
+			return time.Since(begin), nil
+		}
+		// Within 5 % of the result, and without taking the processor from a slow proxy.
+		time.Sleep(max(500*time.Microsecond, time.Since(begin)/20))
 	}
-	if r.CutOff, err = waitAll(ctx, o, c, p); err != nil || r.CutOff {
-		return p, stop, err
-	}
-	r.Start = time.Since(begin).Seconds()
-	if r.Syncs, r.FullSync, err = firstSync(ctx, o); err != nil {
-		err = fmt.Errorf("metrics: %w\n%s", err, p.Tail())
-	}
-	return p, stop, err
+	return 0, fmt.Errorf("%s has not reached its new endpoint %s after %v", s.c.vip(i), endpoint, limit)
 }
 
-// firstSync waits until the proxy has counted its first sync: packets may flow before it is over.
-func firstSync(ctx context.Context, o options) (n int, took float64, err error) {
-	for end := time.Now().Add(o.cut); ; time.Sleep(100 * time.Millisecond) {
-		n, d, err := syncs(o.patience)
-		if n > 0 || err != nil || time.Now().After(end) || ctx.Err() != nil {
-			return n, d.Seconds(), errors.Join(err, ctx.Err())
-		}
-	}
+// note remembers that a Service's endpoints are to be restored.
+func (s *session) note(i int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.moved = append(s.moved, i)
 }
 
-// waitAll waits until Services answer: the last one made, and some others; then until all do.
-func waitAll(ctx context.Context, o options, c *cluster, p *harness.Process) (cutOff bool, err error) {
-	end := time.Now().Add(o.cut)
-	probes := []int{c.services - 1, 0, c.services / 2, c.services / 3}
-	for len(probes) > 0 {
-		select {
-		case <-p.Done():
-			return false, fmt.Errorf("it has ended:\n%s", p.Tail())
-		case <-ctx.Done():
-			return false, ctx.Err()
-		default:
-		}
-		if time.Now().After(end) {
-			return true, nil
-		}
-		if knock(c.vip(probes[0]), 5*time.Millisecond) != nil {
-			time.Sleep(time.Millisecond)
-			continue
-		}
-		probes = probes[1:]
-	}
-	return false, nil
+// restoreAll gives the Services that were moved their first endpoints back.
+func (s *session) restoreAll(ctx context.Context) error {
+	slices.Sort(s.moved)
+	moved := slices.Compact(s.moved)
+	s.moved = nil
+	return parallel(8, len(moved), func(k int) error { return s.c.restore(ctx, moved[k]) })
 }
 
-// acceptance is how long the kernel alone takes to accept one more rule into the table as it is, in milliseconds.
+const churnRate = 20
+
+// churn changes endpoints at a steady rate: how soon connections follow, and what it costs the proxy.
+func (s *session) churn(ctx context.Context, p *run) error {
+	// With few Services, one would change again before connections have followed its last change.
+	if s.c.size() < 10*churnRate {
+		return nil
+	}
+	before, err := p.Read()
+	if err != nil {
+		return err
+	}
+	took := make([]time.Duration, int(s.o.churn.Seconds()*churnRate))
+	var wg sync.WaitGroup
+	var once sync.Once
+	var first error
+	begin := time.Now()
+	for k := range took {
+		if wait := time.Until(begin.Add(time.Duration(k) * time.Second / churnRate)); wait > 0 {
+			time.Sleep(wait)
+		}
+		wg.Go(func() {
+			var err error
+			if took[k], err = s.move(ctx, s.c.movable[(k*104729+5)%len(s.c.movable)], s.o.patience); err != nil {
+				once.Do(func() { first = err })
+			}
+		})
+	}
+	wg.Wait()
+	if first != nil {
+		return first
+	}
+	time.Sleep(rest) // what it does after the last change belongs to the cost
+	after, err := p.Read()
+	if err != nil {
+		return err
+	}
+	s.at.Lower(s.who, "20 changes/s: endpoint reached, p50", report.Quantile(took, 0.5), "ms")
+	s.at.Lower(s.who, churnP99, report.Quantile(took, 0.99), "ms")
+	s.at.Lower(s.who, "20 changes/s: CPU for each change", report.Milliseconds(after.CPU-before.CPU)/float64(len(took)), "ms")
+	say("  20 changes/s: p99 %.1f ms, %.1f s CPU for %d", report.Quantile(took, 0.99), (after.CPU - before.CPU).Seconds(), len(took))
+	return nil
+}
+
+// firstBytes times new connections until their first byte: to a few Services, to any Service, and to a backend from a
+// machine without a proxy; in turns, because the machine is not equally busy all the time.
+func (s *session) firstBytes() error {
+	here, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	node, plain := newAsker(here), newAsker(s.net.plain)
+	defer node.close()
+	defer plain.close()
+	n := s.o.conns
+	backend := netip.AddrPortFrom(netip.MustParseAddr(podAddr(1)), uint16(podPorts[0]))
+	spread := rand.Perm(s.c.size())
+	few, some, direct := make([]time.Duration, n), make([]time.Duration, n), make([]time.Duration, n)
+	for i := range n {
+		for _, x := range []struct {
+			from *asker
+			to   netip.AddrPort
+			took *time.Duration
+		}{{node, s.c.vip(i % 10), &few[i]}, {plain, backend, &direct[i]}, {node, s.c.vip(spread[i%len(spread)]), &some[i]}} {
+			if *x.took, err = x.from.ask(x.to); err != nil {
+				return err
+			}
+		}
+	}
+	s.at.Lower(s.who, "new connection to its first byte, p50", report.Quantile(few, 0.5), "ms")
+	s.at.Lower(s.who, "new connection to its first byte, p99", report.Quantile(few, 0.99), "ms")
+	s.at.Lower(s.who, "new connection to its first byte, any Service, p50", report.Quantile(some, 0.5), "ms")
+	s.at.Lower(s.who, firstByte, report.Quantile(few, 0.5)/report.Quantile(direct, 0.5), "×")
+	return nil
+}
+
+// acceptance is how long the kernel alone takes to accept one more rule into the table as it is, in milliseconds: whoever
+// changes a rule, the kernel goes through all that packets can reach.
 func acceptance() (float64, error) {
 	conn, err := nftables.New()
 	if err != nil {
@@ -159,137 +246,5 @@ func acceptance() (float64, error) {
 		all = append(all, time.Since(begin))
 	}
 	conn.DelChain(chain)
-	return quantile(all, 0.5), conn.Flush()
-}
-
-// mover changes endpoints and sees when connections follow.
-type mover struct {
-	c     *cluster
-	mu    sync.Mutex
-	moved []int
-}
-
-// oneByOne changes the endpoints of Services, one after the other, and returns how long each took from before its write.
-func (m *mover) oneByOne(ctx context.Context, n int, patience time.Duration) ([]time.Duration, error) {
-	var out []time.Duration
-	for k := range n {
-		// Long enough after the last change that nobody waits for the pause between two syncs to end.
-		time.Sleep(150*time.Millisecond + rand.N(100*time.Millisecond))
-		i := (k*7919 + 11) % m.c.services
-		took, err := m.move(ctx, i, patience)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, took)
-	}
-	return out, nil
-}
-
-func (m *mover) move(ctx context.Context, i int, limit time.Duration) (time.Duration, error) {
-	m.mu.Lock()
-	m.moved = append(m.moved, i)
-	m.mu.Unlock()
-	begin := time.Now()
-	want, err := m.c.move(ctx, i)
-	if err != nil {
-		return 0, err
-	}
-	for time.Since(begin) < limit {
-		if got, _, err := ask(m.c.vip(i), time.Second); err == nil && got == want {
-			return time.Since(begin), nil
-		}
-		time.Sleep(500 * time.Microsecond)
-	}
-	return 0, fmt.Errorf("%s has not reached its new endpoint %s after %v", m.c.vip(i), want, limit)
-}
-
-// restore gives the Services that were moved their endpoints back.
-func (m *mover) restore(ctx context.Context, endpoints int) error {
-	slices.Sort(m.moved)
-	m.moved = slices.Compact(m.moved)
-	return parallel(8, len(m.moved), func(k int) error {
-		i := m.moved[k]
-		var addrs []string
-		for e := range endpoints {
-			addrs = append(addrs, podAddr(i*endpoints+e+1))
-		}
-		_, err := m.c.client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, slice(i, podPort, addrs), metav1.UpdateOptions{})
-		return err
-	})
-}
-
-const churnRate = 20
-
-// churn changes endpoints at a steady rate and notes when connections follow, and what it costs the proxy.
-func (r *result) churn(ctx context.Context, o options, m *mover, p *harness.Process) error {
-	// Of few Services, one would change again before connections have followed its last change.
-	if r.Who == kube || m.c.services < 10*churnRate {
-		return nil
-	}
-	_, _, before, err := usage(p.Pid())
-	if err != nil {
-		return err
-	}
-	n := int(o.churn.Seconds() * churnRate)
-	took := make([]time.Duration, n)
-	var wg sync.WaitGroup
-	var once sync.Once
-	var first error
-	begin := time.Now()
-	for k := range n {
-		if wait := time.Until(begin.Add(time.Duration(k) * time.Second / churnRate)); wait > 0 {
-			time.Sleep(wait)
-		}
-		wg.Go(func() {
-			d, err := m.move(ctx, (k*104729+5)%m.c.services, 30*time.Second)
-			if err != nil {
-				once.Do(func() { first = err })
-			}
-			took[k] = d
-		})
-	}
-	wg.Wait()
-	if first != nil {
-		return first
-	}
-	_, _, after, err := usage(p.Pid())
-	r.Churn, r.ChurnP99 = quantile(took, 0.5), quantile(took, 0.99)
-	r.ChurnCPU = (after - before).Seconds() / time.Since(begin).Seconds()
-	return err
-}
-
-// firstBytes times new connections until their first byte: to a few Services, to any Service, and to a backend from a
-// machine without a proxy; in turns, because the machine is not equally busy all the time.
-func (r *result) firstBytes(net *network, c *cluster, n int) error {
-	here, err := netns.Get()
-	if err != nil {
-		return err
-	}
-	defer here.Close()
-	node, plain := newAsker(here), newAsker(net.plain)
-	defer node.close()
-	defer plain.close()
-	backend := netip.AddrPortFrom(netip.MustParseAddr(podAddr(1)), podPort)
-	spread := rand.Perm(c.services)
-	few, some, direct := make([]time.Duration, n), make([]time.Duration, n), make([]time.Duration, n)
-	for i := range n {
-		for _, x := range []struct {
-			from *asker
-			to   netip.AddrPort
-			took *time.Duration
-		}{{node, c.vip(i % 10), &few[i]}, {plain, backend, &direct[i]}, {node, c.vip(spread[i%len(spread)]), &some[i]}} {
-			if *x.took, err = x.from.ask(x.to); err != nil {
-				return err
-			}
-		}
-	}
-	r.FirstByte, r.FirstByteP99, r.FirstByteAny = quantile(few, 0.5), quantile(few, 0.99), quantile(some, 0.5)
-	r.Direct, r.DirectP99 = quantile(direct, 0.5), quantile(direct, 0.99)
-	return nil
-}
-
-// quantile is in milliseconds.
-func quantile(all []time.Duration, q float64) float64 {
-	sorted := slices.Sorted(slices.Values(all))
-	return float64(sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]) / float64(time.Millisecond)
+	return report.Quantile(all, 0.5), conn.Flush()
 }

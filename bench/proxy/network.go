@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -15,22 +16,28 @@ import (
 	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // The node is the namespace that this process is in. Behind it, in a namespace of their own, are the Pods: every address
-// of podRange is answered there by one listener, which says which address was asked.
+// of their ranges is answered there by one listener for each port, which says which address was asked.
 const (
-	nodeAddr = "10.64.0.1"
-	podsAddr = "10.64.0.2"
-	podRange = "10.128.0.0/9"
-	podPort  = 8080
+	nodeAddr  = "10.64.0.1"
+	podsAddr  = "10.64.0.2"
+	podRange  = "10.128.0.0/9"
+	nodeAddr6 = "fd00:64::1"
+	podsAddr6 = "fd00:64::2"
+	podRange6 = "fd00:80::/32"
 	// bulkPort sends as much as the client wants.
-	bulkPort = 8081
+	bulkPort = 9080
 
 	// A machine that has the same way to the Pods as the node, and no proxy.
 	plainAddr     = "10.65.0.1"
 	podsPlainAddr = "10.65.0.2"
 )
+
+// podPorts are what a Service's ports lead to.
+var podPorts = []int{8080, 8081, 8082, 8083}
 
 type network struct {
 	pods, plain netns.NsHandle
@@ -52,37 +59,34 @@ func buildNetwork() (*network, error) {
 	if err := n.link("pods", "node"); err != nil {
 		return nil, err
 	}
-	if err := address("pods", nodeAddr+"/24"); err != nil {
+	if err := errors.Join(address("pods", nodeAddr+"/24"), address("pods", nodeAddr6+"/64")); err != nil {
 		return nil, err
 	}
 	if err := n.inPods(func() error {
-		if err := address("lo", ""); err != nil {
-			return err
-		}
-		if err := address("node", podsAddr+"/24"); err != nil {
-			return err
-		}
-		if out, err := exec.Command("ip", "route", "add", "local", podRange, "dev", "lo").CombinedOutput(); err != nil {
-			return fmt.Errorf("route: %s", out)
-		}
-		if out, err := exec.Command("ip", "route", "add", "default", "via", nodeAddr).CombinedOutput(); err != nil {
-			return fmt.Errorf("route: %s", out)
-		}
-		return n.listen()
+		return errors.Join(
+			address("lo", ""), address("node", podsAddr+"/24"), address("node", podsAddr6+"/64"),
+			ip("route add local "+podRange+" dev lo"), ip("-6 route add local "+podRange6+" dev lo"),
+			ip("route add default via "+nodeAddr), ip("-6 route add default via "+nodeAddr6),
+			n.listen())
 	}); err != nil {
 		return nil, err
-	}
-	if out, err := exec.Command("ip", "route", "add", podRange, "via", podsAddr).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("route: %s", out)
 	}
 	if err := n.addPlain(); err != nil {
 		return nil, err
 	}
-	// Service addresses go to the proxy's rules by whatever route; without a default one there would be none at all.
-	if out, err := exec.Command("ip", "route", "add", "default", "via", podsAddr).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("route: %s", out)
+	return n, errors.Join(
+		ip("route add "+podRange+" via "+podsAddr), ip("-6 route add "+podRange6+" via "+podsAddr6),
+		// A packet to a Service needs some route before the rules see it.
+		ip("route add default via "+podsAddr), ip("-6 route add default via "+podsAddr6),
+		os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644),
+		os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o644))
+}
+
+func ip(args string) error {
+	if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("ip %s: %s", args, out)
 	}
-	return n, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
+	return nil
 }
 
 func newNamespace() (netns.NsHandle, error) {
@@ -118,13 +122,7 @@ func (n *network) addPlain() (err error) {
 		if err := n.link("pods", "plain"); err != nil {
 			return err
 		}
-		if err := address("pods", plainAddr+"/24"); err != nil {
-			return err
-		}
-		if out, err := exec.Command("ip", "route", "add", podRange, "via", podsPlainAddr).CombinedOutput(); err != nil {
-			return fmt.Errorf("route: %s", out)
-		}
-		return nil
+		return errors.Join(address("pods", plainAddr+"/24"), ip("route add "+podRange+" via "+podsPlainAddr))
 	}); err != nil {
 		return err
 	}
@@ -194,8 +192,9 @@ func address(link, prefix string) error {
 		if err != nil {
 			return err
 		}
+		a.Flags |= unix.IFA_F_NODAD // an IPv6 address is there at once, not after a second
 		if err := netlink.AddrAdd(l, a); err != nil {
-			return err
+			return fmt.Errorf("address %s: %w", prefix, err)
 		}
 	}
 	return netlink.LinkSetUp(l)
@@ -203,8 +202,12 @@ func address(link, prefix string) error {
 
 // listen answers for all Pods.
 func (n *network) listen() error {
-	for port, serve := range map[int]func(net.Conn){podPort: tellAddress, bulkPort: sendBulk} {
-		l, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port))
+	serving := map[int]func(net.Conn){bulkPort: sendBulk}
+	for _, port := range podPorts {
+		serving[port] = tellAddress
+	}
+	for port, serve := range serving {
+		l, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
 		if err != nil {
 			return err
 		}
@@ -263,7 +266,7 @@ var knocks atomic.Int64
 func askFrom(port int, to netip.AddrPort, limit time.Duration) (string, time.Duration, error) {
 	begin := time.Now()
 	from := net.Dialer{Timeout: limit, LocalAddr: &net.TCPAddr{Port: port}}
-	c, err := from.Dial("tcp4", to.String())
+	c, err := from.Dial("tcp", to.String())
 	if err != nil {
 		return "", 0, err
 	}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"portal/bench/report"
+	"portal/test/harness"
+)
+
+// The situations that a proxy is started in. Each ends when the last Service answers as the API says. In the two
+// restarts rules of the run before are in place, so Services answer all the time; what shows that the proxy is in sync
+// again is what changed while it was down.
+const (
+	clean   = "clean"   // a machine without rules
+	restart = "restart" // rules in place; one Service has changed meanwhile, or nobody could see when it is in sync
+	changed = "changed" // rules in place; 1 % of the Services have changed meanwhile
+)
+
+var situations = []string{clean, restart, changed}
+
+// startName is the figure's name in the report.
+var startName = map[string]string{
+	clean:   "start to last Service, clean machine",
+	restart: "start to last Service, restart with rules in place",
+	changed: "start to last Service, restart with 1 % changed meanwhile",
+}
+
+// startCPUName is the name of what the start costs.
+var startCPUName = map[string]string{
+	clean:   "CPU of the start, clean machine",
+	restart: "CPU of the start, restart with rules in place",
+	changed: "CPU of the start, restart with 1 % changed meanwhile",
+}
+
+// startBudget is how long a situation is repeated for at most: one start of kube-proxy with many Services takes longer.
+const startBudget = 15 * time.Second
+
+// run is a proxy that is running.
+type run struct {
+	*harness.Process
+	*report.Sampler
+}
+
+func (p *run) stop() {
+	p.Sampler.Stop()
+	_ = p.Process.Stop(30 * time.Second)
+	p.Kill()
+}
+
+var errCutOff = errors.New("was not in sync in time")
+
+// starts measures every situation, several times, and leaves a proxy running that was started in the last of them.
+func (s *session) starts(ctx context.Context) (*run, error) {
+	var p *run
+	total := time.Duration(0)
+	for round := 0; round == 0 || round < s.o.starts && total < startBudget; round++ {
+		for _, situation := range s.o.situations {
+			if p != nil {
+				p.stop()
+			}
+			begin := time.Now()
+			var err error
+			if p, err = s.start(ctx, situation); err != nil {
+				return p, err
+			}
+			total += time.Since(begin)
+			time.Sleep(rest)
+		}
+	}
+	for _, situation := range s.o.situations {
+		s.at.Lower(s.who, startName[situation], report.Quantile(s.took[situation], 0.5)/1000, "s")
+		s.at.Lower(s.who, startCPUName[situation], report.Quantile(s.cpu[situation], 0.5)/1000, "s")
+	}
+	return p, nil
+}
+
+// start brings about a situation, starts the proxy and waits until it is in sync. What is returned is to be stopped, also
+// with an error.
+func (s *session) start(ctx context.Context, situation string) (p *run, err error) {
+	var wants []want
+	switch situation {
+	case clean:
+		if err := errors.Join(s.restoreAll(ctx), s.net.reset()); err != nil {
+			return nil, err
+		}
+	case restart:
+		wants, err = s.moveSome(ctx, 1)
+	case changed:
+		wants, err = s.moveSome(ctx, max(2, s.c.size()/100))
+	}
+	if err != nil {
+		return nil, err
+	}
+	time.Sleep(rest)
+	begin := time.Now()
+	process, err := startProxy(s.o, s.c, s.who, s.mode, s.dir)
+	if err != nil {
+		return nil, err
+	}
+	p = &run{process, report.Follow(process.Pid())}
+	if situation == clean {
+		err = s.waitAll(ctx, p)
+	} else {
+		err = s.waitMoved(ctx, p, wants)
+	}
+	took := time.Since(begin)
+	if err != nil {
+		return p, fmt.Errorf("%s: %w\n%s", startName[situation], err, p.Tail())
+	}
+	used, err := p.Read()
+	if err != nil {
+		return p, err
+	}
+	s.took[situation], s.cpu[situation] = append(s.took[situation], took), append(s.cpu[situation], used.CPU)
+	say("  %s: %.2f s, %.2f s CPU", situation, took.Seconds(), used.CPU.Seconds())
+	// Outside of what is timed: nothing is missing.
+	if err := s.everythingAnswers(); err != nil {
+		return p, fmt.Errorf("%s: after it was thought in sync: %w\n%s", startName[situation], err, p.Tail())
+	}
+	return p, nil
+}
+
+// want is what a changed Service is to answer with.
+type want struct {
+	service  int
+	endpoint string
+}
+
+// moveSome replaces the endpoints of some Services, spread over all of them; the last of those that can be moved is among
+// them.
+func (s *session) moveSome(ctx context.Context, n int) ([]want, error) {
+	all := s.c.movable
+	out := make([]want, min(n, len(all)))
+	err := parallel(8, len(out), func(k int) (err error) {
+		i := all[len(all)-1-k*len(all)/len(out)]
+		s.note(i)
+		out[k].service = i
+		out[k].endpoint, err = s.c.move(ctx, i)
+		return err
+	})
+	return out, err
+}
+
+// check says whether waiting goes on.
+func (s *session) check(ctx context.Context, p *run, deadline time.Time) error {
+	select {
+	case <-p.Done():
+		return errors.New("the proxy has ended")
+	case <-ctx.Done():
+		return ctx.Err()
+	default:
+	}
+	if time.Now().After(deadline) {
+		return errCutOff
+	}
+	return nil
+}
+
+// waitAll waits until Services answer: the last, the first, and others spread over all of them. That the rest answers too is
+// seen afterwards, because connections to thousands of Services would take time from the proxy.
+func (s *session) waitAll(ctx context.Context, p *run) error {
+	const samples = 50
+	n := s.c.size()
+	order := []int{n - 1, 0}
+	for k := range samples {
+		order = append(order, k*n/samples)
+	}
+	return s.waitFor(ctx, p, order)
+}
+
+// waitFor waits until some Services answer.
+func (s *session) waitFor(ctx context.Context, p *run, services []int) error {
+	deadline := time.Now().Add(s.o.cut)
+	for _, i := range services {
+		for knock(s.c.vip(i), 5*time.Millisecond) != nil {
+			if err := s.check(ctx, p, deadline); err != nil {
+				return err
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// waitMoved waits until every changed Service answers with its new endpoint only.
+func (s *session) waitMoved(ctx context.Context, p *run, wants []want) error {
+	deadline := time.Now().Add(s.o.cut)
+	for inSync := false; !inSync; {
+		inSync = true
+		for _, w := range wants {
+			for {
+				got, _, err := ask(s.c.vip(w.service), 100*time.Millisecond)
+				if err == nil && got == w.endpoint {
+					break
+				}
+				inSync = false
+				if err := s.check(ctx, p, deadline); err != nil {
+					return fmt.Errorf("%s answers with %s instead of %s: %w", s.c.vip(w.service), got, w.endpoint, err)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}
+	return nil
+}
+
+// everythingAnswers connects to every frontend of every Service once.
+func (s *session) everythingAnswers() error {
+	all := slices.Concat(s.c.frontends...)
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return parallel(8, len(all), func(k int) error { return answers(all[k]) })
+}
+
+func answers(to netip.AddrPort) error {
+	if _, _, err := ask(to, 5*time.Second); err != nil {
+		return fmt.Errorf("%s does not answer: %w", to, err)
+	}
+	return nil
+}
