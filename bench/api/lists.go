@@ -9,58 +9,51 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientset "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
-)
 
-// lists are the medians of how long a list of all Services takes, in milliseconds.
-type lists struct {
-	Full   float64 `json:"fullMs"`
-	Paged  float64 `json:"pagedMs"`
-	Cached float64 `json:"resourceVersion0Ms"`
-	Items  int     `json:"items"`
-	// CPU is the server's for one of each.
-	CPU float64 `json:"serverCPUms"`
-}
+	"portal/bench/report"
+)
 
 const pageSize = 500
 
 // measureLists takes each kind of list in turn, so that what disturbs one disturbs all.
-func measureLists(ctx context.Context, s *subject, rounds int, say *teller) (*lists, error) {
+func measureLists(ctx context.Context, s *subject, at report.At, rounds int, say *teller) error {
 	say.progress("lists")
 	client, err := s.client()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	kinds := []metav1.ListOptions{{}, {Limit: pageSize}, {ResourceVersion: "0"}}
-	times := make([]samples, len(kinds))
-	out := &lists{}
+	times, count := make([][]time.Duration, len(kinds)), 0
 	var before usage
 	for round := range rounds + 1 {
 		if round == 1 { // the first was for warming up
 			if before, err = s.usage(); err != nil {
-				return nil, err
+				return err
 			}
 		}
 		for i, opts := range kinds {
 			took, items, err := list(ctx, client, opts)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			if out.Items != 0 && items != out.Items {
-				return nil, fmt.Errorf("a list has %d Services, another %d", out.Items, items)
+			if count != 0 && items != count {
+				return fmt.Errorf("a list has %d Services, another %d", count, items)
 			}
-			out.Items = items
+			count = items
 			if round > 0 {
-				times[i] = append(times[i], sample{took: took})
+				times[i] = append(times[i], took)
 			}
 		}
 	}
 	after, err := s.usage()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out.CPU = milliseconds(after.Server.CPU-before.Server.CPU) / float64(rounds)
-	out.Full, out.Paged, out.Cached = times[0].summary().P50, times[1].summary().P50, times[2].summary().P50
-	return out, nil
+	for i, name := range []string{listFull, listPaged, listCached} {
+		at.Lower(s.name, name, report.Quantile(times[i], 0.5), "ms")
+	}
+	at.Lower(s.name, "server CPU for the three lists", report.Milliseconds(after.Server.CPU-before.Server.CPU)/float64(rounds), "ms")
+	return nil
 }
 
 // list returns how long all pages took to arrive. Decoding is the client's affair, and left out of it.

@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	clientset "k8s.io/client-go/kubernetes"
+
+	"portal/bench/report"
 )
 
 const (
@@ -53,7 +55,7 @@ func newLoad(ctx context.Context, s *subject, clients int, say *teller) (*load, 
 }
 
 // measure fills the server with Services and takes the time of creates near the start and at the end.
-func (l *load) measure(ctx context.Context, opts options, out *result) error {
+func (l *load) measure(ctx context.Context, opts options, at report.At) error {
 	l.say.progress("warming up")
 	if _, err := l.churn(ctx, "warm", warmUps); err != nil {
 		return err
@@ -72,7 +74,7 @@ func (l *load) measure(ctx context.Context, opts options, out *result) error {
 		return err
 	}
 	l.say.progress("creating up to %d Services", opts.services)
-	profile := l.startProfile(ctx, opts.profiles, out.Clients)
+	profile := l.startProfile(ctx, opts.profiles, len(l.clients))
 	filled, err := l.fill(ctx, fewServices, opts.services)
 	if err != nil {
 		return err
@@ -89,63 +91,43 @@ func (l *load) measure(ctx context.Context, opts options, out *result) error {
 	if err != nil {
 		return err
 	}
-	creates := float64(opts.services - fewServices)
-	out.Failed = l.subject.failures.Load()
-	out.FirstFailure, _ = l.subject.failure.Load().(string)
-	out.PerSecond = creates / filled.took.Seconds()
-	out.Curve = filled.curve
-	out.Few, out.Many = few.summary(), many.summary()
-	out.CPU = milliseconds(after.Server.CPU-before.Server.CPU) / creates
-	out.EtcdCPU = milliseconds(after.Etcd.CPU-before.Etcd.CPU) / creates
-	out.ClientCPU = milliseconds(after.Clients.CPU-before.Clients.CPU) / creates
-	out.MemoryPrivate = megabytes(after.Server.Private)
-	out.Memory, out.MemoryPeak = megabytes(after.Server.Resident), megabytes(after.Server.Peak)
-	out.EtcdMemory = megabytes(after.Etcd.Resident)
+	name, creates := l.subject.name, float64(opts.services-fewServices)
+	at.Higher(name, createRate, creates/filled.Seconds(), "a second")
+	at.Lower(name, failed, float64(l.subject.failures.Load()), "")
+	if first, ok := l.subject.failure.Load().(string); ok {
+		l.say.progress("first failure: %s", first)
+	}
+	for i, took := range [][]time.Duration{few, many} {
+		population := []int{fewServices, opts.services}[i]
+		at.Lower(name, fmt.Sprintf("create p50 at %d Services", population), report.Quantile(took, 0.5), "ms")
+		at.Lower(name, fmt.Sprintf("create p99 at %d Services", population), report.Quantile(took, 0.99), "ms")
+	}
+	at.Lower(name, createGrowth, report.Quantile(many, 0.99)/report.Quantile(few, 0.99), "×")
+	at.Lower(name, "server CPU for each Service", report.Milliseconds(after.Server.CPU-before.Server.CPU)/creates, "ms")
+	if l.subject.etcd != nil {
+		at.Lower(name, "etcd's CPU for each Service", report.Milliseconds(after.Etcd.CPU-before.Etcd.CPU)/creates, "ms")
+	}
+	at.Memory(name, after.Server, l.subject.sampler.Peak())
+	at.Lower(name, anonymousBoth, after.Server.Anonymous+after.Etcd.Anonymous, "MB")
 	return ctx.Err()
 }
 
-// filling is how a fill went.
-type filling struct {
-	took  time.Duration
-	curve []point
-}
-
-// point is a tenth of a fill.
-type point struct {
-	Services  int     `json:"services"`
-	PerSecond float64 `json:"perSecond"`
-	spread
-}
-
 // fill creates the Services from number first up to number end, each with its slice, as quickly as the server lets it.
-func (l *load) fill(ctx context.Context, first, end int) (filling, error) {
+func (l *load) fill(ctx context.Context, first, end int) (time.Duration, error) {
 	start := time.Now()
-	all, err := l.each(ctx, first, end, func(c *clientset.Clientset, i int) (time.Duration, error) {
+	_, err := l.each(ctx, first, end, func(c *clientset.Clientset, i int) (time.Duration, error) {
 		took, err := createService(ctx, c, service("svc", i))
 		if err != nil {
 			return 0, err
 		}
-		_, err = c.DiscoveryV1().EndpointSlices(namespaceOf(i)).Create(ctx, slice("svc", i), metav1.CreateOptions{})
+		_, err = c.DiscoveryV1().EndpointSlices(namespaceOf(i)).Create(ctx, slice("svc", i, 2), metav1.CreateOptions{})
 		return took, err
 	})
-	return filling{took: time.Since(start), curve: curve(all, first, start)}, err
-}
-
-// curve divides a fill into tenths by when their Services were there.
-func curve(all samples, population int, start time.Time) []point {
-	all = slices.SortedFunc(slices.Values(all), func(a, b sample) int { return a.done.Compare(b.done) })
-	var out []point
-	for part := range slices.Chunk(all, max((len(all)+9)/10, 1)) {
-		population += len(part)
-		end := part[len(part)-1].done
-		out = append(out, point{Services: population, PerSecond: float64(len(part)) / end.Sub(start).Seconds(), spread: part.summary()})
-		start = end
-	}
-	return out
+	return time.Since(start), err
 }
 
 // churn creates and deletes Services, so that their number stays what it is, and returns what the creates took.
-func (l *load) churn(ctx context.Context, name string, creates int) (samples, error) {
+func (l *load) churn(ctx context.Context, name string, creates int) ([]time.Duration, error) {
 	return l.each(ctx, 0, creates, func(c *clientset.Clientset, i int) (time.Duration, error) {
 		took, err := createService(ctx, c, service(name, i))
 		if err != nil {
@@ -160,11 +142,11 @@ func (l *load) churn(ctx context.Context, name string, creates int) (samples, er
 // server is counted and passed over; only what makes going on pointless is an error.
 func (l *load) each(ctx context.Context, first, end int,
 	do func(*clientset.Clientset, int) (time.Duration, error),
-) (samples, error) {
+) ([]time.Duration, error) {
 	var next, refused, done atomic.Int64
 	next.Store(int64(first))
 	defer l.follow(&done, end-first)()
-	all := make([]samples, len(l.clients))
+	all := make([][]time.Duration, len(l.clients))
 	var workers sync.WaitGroup
 	for worker, client := range l.clients {
 		workers.Go(func() {
@@ -178,7 +160,7 @@ func (l *load) each(ctx context.Context, first, end int,
 					refused.Add(1)
 					continue
 				}
-				all[worker] = append(all[worker], sample{took: took, done: time.Now()})
+				all[worker] = append(all[worker], took)
 				done.Add(1)
 			}
 		})
@@ -187,11 +169,7 @@ func (l *load) each(ctx context.Context, first, end int,
 	if refused.Load() > int64(end-first)/2 {
 		return nil, fmt.Errorf("more than half of %d requests failed, the first: %v", end-first, l.subject.failure.Load())
 	}
-	var out samples
-	for _, one := range all {
-		out = append(out, one...)
-	}
-	return out, ctx.Err()
+	return slices.Concat(all...), ctx.Err()
 }
 
 // follow tells from time to time how far the work is, until what it returns is called.
@@ -248,15 +226,15 @@ func service(name string, i int) *corev1.Service {
 	}
 }
 
-// slice is what the endpoint slice controller makes for a Service with two ready Pods.
-func slice(name string, i int) *discoveryv1.EndpointSlice {
+// slice is what the EndpointSlice controller makes for a Service with some ready Pods.
+func slice(name string, i, pods int) *discoveryv1.EndpointSlice {
 	app := fmt.Sprintf("%s-%05d", name, i)
 	yes, no, port, proto, portName := true, false, int32(8080), corev1.ProtocolTCP, "http"
 	var endpoints []discoveryv1.Endpoint
-	for pod := range 2 {
+	for pod := range pods {
 		node := fmt.Sprintf("node-%d", (i+pod)%50)
 		endpoints = append(endpoints, discoveryv1.Endpoint{
-			Addresses:  []string{fmt.Sprintf("10.%d.%d.%d", 128+pod, i/250%250, i%250+1)},
+			Addresses:  []string{fmt.Sprintf("10.%d.%d.%d", 128+pod%100, i/250%250, i%250+1)},
 			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
 			NodeName:   &node,
 			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: namespaceOf(i), Name: fmt.Sprintf("%s-%d", app, pod)},

@@ -1,6 +1,8 @@
 // Command api measures Portal's API server beside kube-apiserver: creating Services with an EndpointSlice each, listing
-// them and watching them, each server on a fresh etcd of the same version, on this machine, in one run. It knows both
-// servers only as processes and by their API.
+// them, watching them, and a change that goes to thousands of watches. Each server has a fresh etcd of the same version, on
+// this machine, in one run. It knows both servers only as processes and by their API.
+//
+//	go run ./bench/api [-n 10000] [-clients 16,24] [-fan-out 2000] [-o FILE]
 package main
 
 import (
@@ -15,8 +17,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
+	"portal/bench/report"
 	"portal/test/harness"
 )
 
@@ -29,6 +31,8 @@ type options struct {
 	lists    int
 	watchers int
 	updates  int
+	fanOut   int
+	changes  int
 	output   string
 	profiles string
 }
@@ -44,7 +48,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench-api:", err)
 		os.Exit(2)
 	}
-	met, err := run(ctx, opts, os.Stdout, os.Stderr)
+	met, err := run(ctx, opts, os.Stderr)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-api:", err)
 		os.Exit(2)
@@ -65,7 +69,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&opts.lists, "lists", 7, "lists that a median is taken from; 0 leaves lists out")
 	flags.IntVar(&opts.watchers, "watchers", 100, "watches that every update goes to; 0 leaves watches out")
 	flags.IntVar(&opts.updates, "updates", 2000, "updates sent to the watches, one after the other and then from 16 clients; few of them miss what a collection of garbage costs")
-	flags.StringVar(&opts.output, "o", "table", "output: table or json")
+	flags.IntVar(&opts.fanOut, "fan-out", 2000, "watches of EndpointSlices, each on a connection of its own, as of so many nodes; 0 leaves this out")
+	flags.IntVar(&opts.changes, "changes", 500, "how often a slice that all of them watch is changed")
+	flags.StringVar(&opts.output, "o", "", "JSON file to write the report to")
 	flags.StringVar(&opts.profiles, "profile", "", "folder for CPU and heap profiles of the servers; taking them costs time")
 	if err := flags.Parse(args); err != nil {
 		return opts, err
@@ -86,12 +92,12 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	switch {
 	case flags.NArg() > 0:
 		return opts, fmt.Errorf("unexpected argument %q", flags.Arg(0))
-	case opts.output != "table" && opts.output != "json":
-		return opts, fmt.Errorf("-o %q: must be table or json", opts.output)
 	case opts.services <= fewServices:
 		return opts, fmt.Errorf("-n %d: must be more than %d", opts.services, fewServices)
-	case opts.samples < 1 || opts.lists < 0 || opts.watchers < 0 || opts.updates < 1:
-		return opts, errors.New("-samples and -updates must be at least 1, -lists and -watchers at least 0")
+	case opts.samples < 1 || opts.updates < 1 || opts.changes < 1:
+		return opts, errors.New("-samples, -updates and -changes must be at least 1")
+	case opts.lists < 0 || opts.watchers < 0 || opts.fanOut < 0:
+		return opts, errors.New("-lists, -watchers and -fan-out must be at least 0")
 	}
 	return opts, nil
 }
@@ -118,12 +124,21 @@ func checkBinaries(servers []string) error {
 }
 
 // run measures every server with every number of clients, and says whether Portal met all targets.
-func run(ctx context.Context, opts options, stdout, stderr io.Writer) (bool, error) {
+func run(ctx context.Context, opts options, stderr io.Writer) (bool, error) {
 	if err := checkBinaries(opts.servers); err != nil {
 		return false, err
 	}
 	say := newTeller(stderr)
-	report := &report{Services: opts.services, Samples: opts.samples, Watchers: opts.watchers, Started: time.Now()}
+	r := report.New("api", "API server beside kube-apiserver", []string{kubernetes}, []string{portal, portalEmbedded})
+	r.Version(portal, harness.Portal(), "version")
+	r.Version(kubernetes, harness.Peer(kubernetes), "--version")
+	r.Version("etcd", harness.Peer("etcd"), "--version")
+	r.Note("%s and %s each have an etcd process of their own, %s has it inside. Clients know the servers by a token and speak protobuf.",
+		kubernetes, portal, portalEmbedded)
+	r.Note("kube-apiserver runs as shipped, but for the ServiceAccount admission plugin. It does work " +
+		"that Portal does not have: priority and fairness, its default admission plugins, RBAC, aggregation and custom resources, " +
+		"watch caches of all of Kubernetes' kinds, and controllers of its own, such as those that repair service addresses and ports. " +
+		"Portal runs with its controllers turned off, because kube-apiserver has none of these in it.")
 	for round, clients := range opts.clients {
 		order := slices.Clone(opts.servers)
 		if round%2 == 1 {
@@ -131,51 +146,48 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (bool, err
 		}
 		for _, name := range order {
 			// Reads don't depend on how many clients had written.
-			result, err := measure(ctx, opts, name, clients, round == 0, say)
-			if err != nil {
+			if err := measure(ctx, opts, r, name, clients, round == 0, say); err != nil {
 				return false, fmt.Errorf("%s with %d clients: %w", name, clients, err)
 			}
-			report.Results = append(report.Results, result)
 		}
 	}
-	report.judge()
-	if opts.output == "json" {
-		return report.Met, report.writeJSON(stdout)
-	}
-	return report.Met, report.writeTable(stdout)
+	judge(r, opts)
+	return r.Finish(opts.output)
 }
 
 // measure starts a server, takes every figure from it and ends it.
-func measure(ctx context.Context, opts options, name string, clients int, reads bool, say *teller) (*result, error) {
+func measure(ctx context.Context, opts options, r *report.Report, name string, clients int, reads bool, say *teller) error {
 	say.about("%s, %d clients", name, clients)
 	dir, err := os.MkdirTemp("", "bench-api-")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer os.RemoveAll(dir)
 	say.progress("starting")
 	subject, err := startSubject(dir, name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer subject.stop()
-	out := &result{Server: name, Clients: clients}
 	load, err := newLoad(ctx, subject, clients, say)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := load.measure(ctx, opts, out); err != nil {
-		return nil, err
+	if err := load.measure(ctx, opts, creating(r, opts, clients)); err != nil {
+		return err
 	}
 	if reads && opts.lists > 0 {
-		if out.Lists, err = measureLists(ctx, subject, opts.lists, say); err != nil {
-			return nil, err
+		if err := measureLists(ctx, subject, listing(r, opts), opts.lists, say); err != nil {
+			return err
 		}
 	}
 	if reads && opts.watchers > 0 {
-		if out.Watch, err = measureWatches(ctx, subject, opts.watchers, opts.updates, say); err != nil {
-			return nil, err
+		if err := measureWatches(ctx, subject, watching(r, opts), opts.watchers, opts.updates, say); err != nil {
+			return err
 		}
 	}
-	return out, nil
+	if reads && opts.fanOut > 0 {
+		return measureFanOut(ctx, subject, fanningOut(r, opts), opts.fanOut, opts.changes, say)
+	}
+	return nil
 }

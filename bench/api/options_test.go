@@ -7,11 +7,11 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	opts, err := parse([]string{"-n", "1000", "-clients", "8,32", "-servers", "portal", "-o", "json"}, io.Discard)
+	opts, err := parse([]string{"-n", "1000", "-clients", "8,32", "-servers", "portal", "-o", "f.json"}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if opts.services != 1000 || len(opts.clients) != 2 || opts.clients[1] != 32 || opts.servers[0] != portal || opts.output != "json" {
+	if opts.services != 1000 || len(opts.clients) != 2 || opts.clients[1] != 32 || opts.servers[0] != portal || opts.output != "f.json" {
 		t.Errorf("parsed: %+v", opts)
 	}
 }
@@ -22,7 +22,7 @@ func TestParseNamesTheMistake(t *testing.T) {
 		"-clients 0":     "-clients",
 		"-clients a":     "-clients",
 		"-servers nginx": "-servers",
-		"-o yaml":        "-o",
+		"-fan-out -1":    "-fan-out",
 		"-updates 0":     "-updates",
 		"more":           "unexpected argument",
 	} {

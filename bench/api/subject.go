@@ -14,6 +14,7 @@ import (
 	clientset "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"portal/bench/report"
 	"portal/test/harness"
 )
 
@@ -31,8 +32,9 @@ type subject struct {
 	name     string
 	api      *harness.API
 	etcd     *harness.Etcd // nil where it is part of the server's process
-	failures atomic.Int64  // answers of 400 and above, and requests without an answer
-	failure  atomic.Value  // the first of them, as a string
+	sampler  *report.Sampler
+	failures atomic.Int64 // answers of 400 and above, and requests without an answer
+	failure  atomic.Value // the first of them, as a string
 }
 
 func startSubject(dir, name string) (*subject, error) {
@@ -62,10 +64,14 @@ func startSubject(dir, name string) (*subject, error) {
 		s.stop()
 		return nil, err
 	}
+	s.sampler = report.Follow(s.api.Pid())
 	return s, nil
 }
 
 func (s *subject) stop() {
+	if s.sampler != nil {
+		s.sampler.Stop()
+	}
 	if s.api != nil {
 		s.api.Kill()
 	}
@@ -120,18 +126,13 @@ func (s *subject) failed(what string) {
 	s.failure.CompareAndSwap(nil, what)
 }
 
-// usage is what the server, the etcd beside it if it has one, and the clients have used so far.
-func (s *subject) usage() (usage, error) {
-	var out usage
-	var err error
-	if out.Server, err = readProcess(s.api.Pid()); err != nil {
+// usage is what the server and the etcd beside it, if it has one, have used so far.
+type usage struct{ Server, Etcd report.Usage }
+
+func (s *subject) usage() (out usage, err error) {
+	if out.Server, err = s.sampler.Read(); err != nil || s.etcd == nil {
 		return out, err
 	}
-	if out.Clients, err = readProcess(os.Getpid()); err != nil {
-		return out, err
-	}
-	if s.etcd != nil {
-		out.Etcd, err = readProcess(s.etcd.Pid())
-	}
+	out.Etcd, err = report.Read(s.etcd.Pid())
 	return out, err
 }

@@ -193,8 +193,8 @@ func (a At) Memory(subject string, steady, peak Usage) {
 	a.Lower(subject, PSSSteady, steady.PSS, "MB")
 	a.Lower(subject, PSSPeak, peak.PSS, "MB")
 	a.r.Note("Memory is that of the process and its children together, read from smaps_rollup from outside every %s: "+
-		"anonymous memory (heap and stacks) and PSS, which adds the pages of the binary. Each subject runs from a copy of its "+
-		"binary, so that no other process shares its pages.", sampleEvery)
+		"anonymous memory (heap and stacks) and PSS, which adds the pages of the binary, which no other process "+
+		"shares while a subject is measured.", sampleEvery)
 }
 
 // Private copies a binary into a folder, so that its pages are not shared with another process of the same program, and

@@ -260,8 +260,8 @@ func thousands(n int) string {
 }
 
 func unit(u string) string {
-	if u == "" {
-		return ""
+	if u == "" || u == "×" {
+		return u
 	}
 	return " " + u
 }
