@@ -7,30 +7,31 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"portal/bench/report"
 )
 
-// process is a contender that runs.
+// process is a subject that runs.
 type process struct {
-	*exec.Cmd
-	kill func()
+	sampler *report.Sampler
+	kill    func()
 }
 
-// start starts a contender: the same three controllers of each.
+// start starts a subject: the same three controllers of each.
 func (c *cluster) start(name string) (*process, error) {
 	switch name {
-	case "portal":
+	case portal:
 		return c.startPortal("--leader-elect=false")
-	case "reference":
+	case kube:
 		return c.startReference()
-	case "reference-unlimited":
+	case kubeUnlimited:
 		return c.startReference("--kube-api-qps", "10000", "--kube-api-burst", "10000",
 			"--concurrent-endpoint-syncs", "16", "--concurrent-service-endpoint-syncs", "16")
 	}
-	return nil, fmt.Errorf("no such contender: %s", name)
+	return nil, fmt.Errorf("-contenders %q: must be among %s, %s, %s", name, kube, kubeUnlimited, portal)
 }
 
 func (c *cluster) startPortal(args ...string) (*process, error) {
@@ -62,40 +63,11 @@ func (c *cluster) exec(path string, args ...string) (*process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	return &process{cmd, sync.OnceFunc(func() {
+	sampler := report.Follow(cmd.Process.Pid)
+	return &process{sampler, sync.OnceFunc(func() {
+		sampler.Stop()
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		log.Close()
 	})}, nil
-}
-
-// usage is the most memory a process has had, and its CPU time.
-func (p *process) usage() (memory int64, cpu time.Duration, err error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
-	if err != nil {
-		return 0, 0, err
-	}
-	for line := range strings.Lines(string(status)) {
-		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			if err != nil {
-				return 0, 0, err
-			}
-			memory = kb << 10
-		}
-	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
-	if err != nil {
-		return 0, 0, err
-	}
-	// The fields behind the name, which may itself hold spaces: user and system time are the 12th and 13th of them.
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	for _, field := range fields[11:13] {
-		ticks, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return 0, 0, err
-		}
-		cpu += time.Duration(ticks) * (time.Second / 100)
-	}
-	return memory, cpu, nil
 }
