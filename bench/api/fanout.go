@@ -194,7 +194,7 @@ func (f *fanOut) report(at report.At, subject string, answered, sent []time.Dura
 const fanOutEndpoints = 50
 
 // measureFanOut changes one slice again and again that many nodes watch as kube-proxy does.
-func measureFanOut(ctx context.Context, s *subject, at report.At, watchers, changes int, say *teller) error {
+func measureFanOut(ctx context.Context, s *subject, at report.At, watchers, changes int, log *progressLog) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	client, err := s.client()
@@ -210,11 +210,11 @@ func measureFanOut(ctx context.Context, s *subject, at report.At, watchers, chan
 	f := newFanOut(watchSlices, changed.ResourceVersion, watchers, warm+changes)
 	defer f.ended.Wait()
 	defer stop()
-	say.progress("opening %d watches, each on its own connection", watchers)
+	log.printf("opening %d watches, each on its own connection", watchers)
 	if err := f.openAll(ctx, s); err != nil {
 		return err
 	}
-	say.progress("changing a slice of %d endpoints", fanOutEndpoints)
+	log.printf("changing a slice of %d endpoints", fanOutEndpoints)
 	change := func(i int) (err error) {
 		*changed.Endpoints[i%fanOutEndpoints].Conditions.Ready = i/fanOutEndpoints%2 == 1
 		changed, err = slices.Update(ctx, changed, metav1.UpdateOptions{})

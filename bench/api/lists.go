@@ -15,9 +15,9 @@ import (
 
 const pageSize = 500
 
-// measureLists takes each kind of list in turn, so that what disturbs one disturbs all.
-func measureLists(ctx context.Context, s *subject, at report.At, rounds int, say *teller) error {
-	say.progress("lists")
+// measureLists takes each kind of list in turn, so that a disturbance affects all of them.
+func measureLists(ctx context.Context, s *subject, at report.At, rounds int, log *progressLog) error {
+	log.printf("lists")
 	client, err := s.client()
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func measureLists(ctx context.Context, s *subject, at report.At, rounds int, say
 	return nil
 }
 
-// list returns how long all pages took to arrive. Decoding is the client's affair, and left out of it.
+// list returns how long all pages took to arrive, without the time to decode them.
 func list(ctx context.Context, client *clientset.Clientset, opts metav1.ListOptions) (time.Duration, int, error) {
 	var took time.Duration
 	items := 0

@@ -25,7 +25,7 @@ const (
 	warmUps = 300
 	// namespaces that the Services are spread over.
 	namespaces = 10
-	// ours selects the Services that were made here.
+	// ours selects the Services that this benchmark created.
 	ours = "app.kubernetes.io/part-of=bench"
 )
 
@@ -33,11 +33,11 @@ const (
 type load struct {
 	subject *subject
 	clients []*clientset.Clientset
-	say     *teller
+	log     *progressLog
 }
 
-func newLoad(ctx context.Context, s *subject, clients int, say *teller) (*load, error) {
-	l := &load{subject: s, say: say}
+func newLoad(ctx context.Context, s *subject, clients int, log *progressLog) (*load, error) {
+	l := &load{subject: s, log: log}
 	for range clients {
 		c, err := s.client()
 		if err != nil {
@@ -54,9 +54,9 @@ func newLoad(ctx context.Context, s *subject, clients int, say *teller) (*load, 
 	return l, nil
 }
 
-// measure fills the server with Services and takes the time of creates near the start and at the end.
+// measure fills the server with Services and measures the latency of creates near the start and at the end.
 func (l *load) measure(ctx context.Context, opts options, at report.At) error {
-	l.say.progress("warming up")
+	l.log.printf("warming up")
 	if _, err := l.churn(ctx, "warm", warmUps); err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func (l *load) measure(ctx context.Context, opts options, at report.At) error {
 	if _, err := l.fill(ctx, 0, fewServices); err != nil {
 		return err
 	}
-	l.say.progress("latency of creates at %d Services", fewServices)
+	l.log.printf("latency of creates at %d Services", fewServices)
 	few, err := l.churn(ctx, "few", opts.samples)
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func (l *load) measure(ctx context.Context, opts options, at report.At) error {
 	if err != nil {
 		return err
 	}
-	l.say.progress("creating up to %d Services", opts.services)
+	l.log.printf("creating up to %d Services", opts.services)
 	profile := l.startProfile(ctx, opts.profiles, len(l.clients))
 	filled, err := l.fill(ctx, fewServices, opts.services)
 	if err != nil {
@@ -86,7 +86,7 @@ func (l *load) measure(ctx context.Context, opts options, at report.At) error {
 	if err := profile(); err != nil {
 		return err
 	}
-	l.say.progress("latency of creates at %d Services", opts.services)
+	l.log.printf("latency of creates at %d Services", opts.services)
 	many, err := l.churn(ctx, "many", opts.samples)
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func (l *load) measure(ctx context.Context, opts options, at report.At) error {
 	at.Higher(name, createRate, creates/filled.Seconds(), "a second")
 	at.Lower(name, failed, float64(l.subject.failures.Load()), "")
 	if first, ok := l.subject.failure.Load().(string); ok {
-		l.say.progress("first failure: %s", first)
+		l.log.printf("first failure: %s", first)
 	}
 	for i, took := range [][]time.Duration{few, many} {
 		population := []int{fewServices, opts.services}[i]
@@ -138,8 +138,8 @@ func (l *load) churn(ctx context.Context, name string, creates int) ([]time.Dura
 	})
 }
 
-// each hands the numbers from first up to end to the clients, each client working at one at a time. A refusal by the
-// server is counted and passed over; only what makes going on pointless is an error.
+// each distributes the numbers from first up to end over the clients. Each client has one request in flight. A failed request
+// is counted and skipped; it is an error only if more than half of them fail.
 func (l *load) each(ctx context.Context, first, end int,
 	do func(*clientset.Clientset, int) (time.Duration, error),
 ) ([]time.Duration, error) {
@@ -172,7 +172,7 @@ func (l *load) each(ctx context.Context, first, end int,
 	return slices.Concat(all...), ctx.Err()
 }
 
-// follow tells from time to time how far the work is, until what it returns is called.
+// follow logs progress every few seconds until stop is called.
 func (l *load) follow(done *atomic.Int64, of int) (stop func()) {
 	ended, quiet := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -185,7 +185,7 @@ func (l *load) follow(done *atomic.Int64, of int) (stop func()) {
 				return
 			case <-time.After(every):
 				now := done.Load()
-				l.say.progress("%d of %d, %.0f/s, %d failed requests", now, of, float64(now-before)/every.Seconds(), l.subject.failures.Load())
+				l.log.printf("%d of %d, %.0f/s, %d failed requests", now, of, float64(now-before)/every.Seconds(), l.subject.failures.Load())
 				before = now
 			}
 		}
@@ -202,14 +202,14 @@ func createService(ctx context.Context, c *clientset.Clientset, svc *corev1.Serv
 	_, err := c.CoreV1().Services(svc.Namespace).Create(ctx, svc, metav1.CreateOptions{})
 	took := time.Since(start)
 	if apierrors.IsAlreadyExists(err) {
-		err = fmt.Errorf("it was created by a request that was answered with a failure: %w", err)
+		err = fmt.Errorf("an earlier request created it but failed: %w", err)
 	}
 	return took, err
 }
 
 func namespaceOf(i int) string { return fmt.Sprintf("bench-%d", i%namespaces) }
 
-// service is a Service as people write them.
+// service is a typical Service.
 func service(name string, i int) *corev1.Service {
 	app := fmt.Sprintf("%s-%05d", name, i)
 	return &corev1.Service{

@@ -102,7 +102,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return opts, nil
 }
 
-// checkBinaries finds out before minutes of work whether everything is there.
+// checkBinaries reports a missing binary before minutes of work.
 func checkBinaries(servers []string) error {
 	need := map[string]string{}
 	for _, name := range servers {
@@ -128,7 +128,7 @@ func run(ctx context.Context, opts options, stderr io.Writer) (bool, error) {
 	if err := checkBinaries(opts.servers); err != nil {
 		return false, err
 	}
-	say := newTeller(stderr)
+	log := newProgressLog(stderr)
 	r := report.New("api", "API server beside kube-apiserver", []string{kubernetes}, []string{portal, portalEmbedded})
 	r.Version(portal, harness.Portal(), "version")
 	r.Version(kubernetes, harness.Peer(kubernetes), "--version")
@@ -142,11 +142,11 @@ func run(ctx context.Context, opts options, stderr io.Writer) (bool, error) {
 	for round, clients := range opts.clients {
 		order := slices.Clone(opts.servers)
 		if round%2 == 1 {
-			slices.Reverse(order) // what the machine does meanwhile should not always meet the same server
+			slices.Reverse(order) // so that a change in the machine's load does not always hit the same server
 		}
 		for _, name := range order {
-			// Reads don't depend on how many clients had written.
-			if err := measure(ctx, opts, r, name, clients, round == 0, say); err != nil {
+			// Reads don't depend on the number of writing clients.
+			if err := measure(ctx, opts, r, name, clients, round == 0, log); err != nil {
 				return false, fmt.Errorf("%s with %d clients: %w", name, clients, err)
 			}
 		}
@@ -156,20 +156,20 @@ func run(ctx context.Context, opts options, stderr io.Writer) (bool, error) {
 }
 
 // measure starts a server, takes every figure from it and ends it.
-func measure(ctx context.Context, opts options, r *report.Report, name string, clients int, reads bool, say *teller) error {
-	say.about("%s, %d clients", name, clients)
+func measure(ctx context.Context, opts options, r *report.Report, name string, clients int, reads bool, log *progressLog) error {
+	log.setSubject("%s, %d clients", name, clients)
 	dir, err := os.MkdirTemp("", "bench-api-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	say.progress("starting")
+	log.printf("starting")
 	subject, err := startSubject(dir, name)
 	if err != nil {
 		return err
 	}
 	defer subject.stop()
-	load, err := newLoad(ctx, subject, clients, say)
+	load, err := newLoad(ctx, subject, clients, log)
 	if err != nil {
 		return err
 	}
@@ -177,17 +177,17 @@ func measure(ctx context.Context, opts options, r *report.Report, name string, c
 		return err
 	}
 	if reads && opts.lists > 0 {
-		if err := measureLists(ctx, subject, listing(r, opts), opts.lists, say); err != nil {
+		if err := measureLists(ctx, subject, listing(r, opts), opts.lists, log); err != nil {
 			return err
 		}
 	}
 	if reads && opts.watchers > 0 {
-		if err := measureWatches(ctx, subject, watching(r, opts), opts.watchers, opts.updates, say); err != nil {
+		if err := measureWatches(ctx, subject, watching(r, opts), opts.watchers, opts.updates, log); err != nil {
 			return err
 		}
 	}
 	if reads && opts.fanOut > 0 {
-		return measureFanOut(ctx, subject, fanningOut(r, opts), opts.fanOut, opts.changes, say)
+		return measureFanOut(ctx, subject, fanningOut(r, opts), opts.fanOut, opts.changes, log)
 	}
 	return nil
 }

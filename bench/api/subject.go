@@ -24,7 +24,7 @@ const (
 	portalEmbedded = "portal-embedded"
 )
 
-// allServers are what can be measured: the first is what the others are compared with.
+// allServers are what can be measured. The others are compared with the first.
 func allServers() []string { return []string{kubernetes, portal, portalEmbedded} }
 
 // subject is a running API server with the etcd that it keeps its objects in.
@@ -52,12 +52,12 @@ func startSubject(dir, name string) (*subject, error) {
 	if name == kubernetes {
 		s.api, err = harness.StartKubeAPIServer(dir, s.etcd.ClientURL)
 	} else {
-		// Both know the client by a token: a certificate would cost each another amount.
+		// Clients authenticate to both with a token: certificates cost the two servers different amounts.
 		tokens := filepath.Join(dir, "portal-tokens.csv")
 		if err := os.WriteFile(tokens, []byte(harness.KubeToken+",admin,1,system:masters\n"), 0o600); err != nil {
 			return nil, err
 		}
-		// kube-apiserver has no controllers in it either.
+		// kube-apiserver has no such controllers either.
 		s.api, err = harness.StartPortal(dir, append(servers, "--token-auth-file", tokens, "--controllers", "none")...)
 	}
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *subject) stop() {
 	}
 }
 
-// config is how one client of its own process would reach the server: protobuf, HTTP/2, a connection of its own.
+// config is that of a client in a process of its own: protobuf, HTTP/2, a separate connection.
 func (s *subject) config() *rest.Config {
 	dialer := &net.Dialer{Timeout: 10 * time.Second}
 	return &rest.Config{
@@ -97,14 +97,14 @@ func (s *subject) config() *rest.Config {
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return dialer.DialContext(ctx, network, address)
 		},
-		// client-go tries again by itself after some failures. Here every one counts.
+		// client-go retries after some failures. Here every failure counts.
 		WrapTransport: func(inner http.RoundTripper) http.RoundTripper { return &failureCounter{inner, s} },
 	}
 }
 
 func (s *subject) client() (*clientset.Clientset, error) { return clientset.NewForConfig(s.config()) }
 
-// failureCounter sees every answer before client-go decides what to make of it.
+// failureCounter counts failed requests before client-go can retry them.
 type failureCounter struct {
 	http.RoundTripper
 	subject *subject

@@ -23,7 +23,7 @@ const (
 	writers               = 24
 )
 
-// cluster is the API server that all work on, and what is known of its objects.
+// cluster is the API server that all subjects work on, and the expected state of its objects.
 type cluster struct {
 	options
 	client     kubernetes.Interface
@@ -69,7 +69,7 @@ func (c *cluster) namespaceOf(service int) string { return fmt.Sprintf("ns%d", s
 
 func serviceName(i int) string { return fmt.Sprintf("s%d", i) }
 
-// each does something n times, several at a time.
+// each calls do for 0 to n-1 from several goroutines.
 func each(ctx context.Context, n int, do func(i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -163,8 +163,8 @@ func (c *cluster) createPod(ctx context.Context, namespace, name, app string, n 
 
 func address(n int) string { return fmt.Sprintf("10.%d.%d.%d", 64+n>>16&63, n>>8&255, n&255) }
 
-// wipe deletes what controllers have written.
-func (c *cluster) wipe(ctx context.Context) error {
+// deleteSlices deletes all EndpointSlices and Endpoints that controllers have written.
+func (c *cluster) deleteSlices(ctx context.Context) error {
 	for i := -1; i < c.namespaces; i++ {
 		namespace := bigNamespace
 		if i >= 0 {
@@ -177,11 +177,11 @@ func (c *cluster) wipe(ctx context.Context) error {
 			return err
 		}
 	}
-	return c.seen.until(ctx, 2*time.Minute, func(o *observer) bool { return len(o.services) == 0 })
+	return c.seen.waitUntil(ctx, 2*time.Minute, func(o *observer) bool { return len(o.services) == 0 })
 }
 
-// allWritten tells whether every Service's slices have all its Pods.
-func (c *cluster) allWritten(o *observer) bool {
+// allSynced reports whether every Service's slices have all its Pods.
+func (c *cluster) allSynced(o *observer) bool {
 	if len(o.services) < c.services+1 {
 		return false
 	}
@@ -190,11 +190,11 @@ func (c *cluster) allWritten(o *observer) bool {
 			return false
 		}
 	}
-	return c.bigRight(o)
+	return c.bigSynced(o)
 }
 
-// bigRight tells whether the big Service's slices have the Pods that it has now, and no others.
-func (c *cluster) bigRight(o *observer) bool {
+// bigSynced reports whether the big Service's slices have the Pods that it has now, and no others.
+func (c *cluster) bigSynced(o *observer) bool {
 	s := o.services[bigNamespace+"/"+bigName]
 	if s.endpoints() != len(c.bigPods) {
 		return false
@@ -207,13 +207,13 @@ func (c *cluster) bigRight(o *observer) bool {
 	return true
 }
 
-// quiet waits until no slice has been written for two seconds.
-func (c *cluster) quiet(ctx context.Context) error {
-	return c.seen.until(ctx, 10*time.Minute, func(o *observer) bool { return time.Since(o.last) > 2*time.Second })
+// waitIdle waits until no slice has been written for two seconds.
+func (c *cluster) waitIdle(ctx context.Context) error {
+	return c.seen.waitUntil(ctx, 10*time.Minute, func(o *observer) bool { return time.Since(o.last) > 2*time.Second })
 }
 
-// settled waits until what comes after the slices at a start, the Endpoints, is written too.
-func (c *cluster) settled(ctx context.Context) error {
+// waitEndpoints waits until all Endpoints are written too; controllers write them after the slices.
+func (c *cluster) waitEndpoints(ctx context.Context) error {
 	for end := time.Now().Add(20 * time.Minute); ; {
 		list, err := c.client.CoreV1().Endpoints("").List(ctx, metav1.ListOptions{Limit: 1})
 		if err != nil {
@@ -224,7 +224,7 @@ func (c *cluster) settled(ctx context.Context) error {
 			count += int(*list.RemainingItemCount)
 		}
 		if count > c.services {
-			return c.quiet(ctx)
+			return c.waitIdle(ctx)
 		}
 		if time.Now().After(end) {
 			return fmt.Errorf("only %d of %d Endpoints are written", count, c.services)
@@ -252,7 +252,7 @@ func (c *cluster) churn(ctx context.Context, r *rand.Rand) (latencies []time.Dur
 		key := namespace + "/" + name
 		was, known := ready[key]
 		if c.seen.waiting(key) {
-			continue // its last change is still on the way
+			continue // its last change has not arrived yet
 		}
 		now := known && !was
 		ready[key] = now
@@ -268,18 +268,18 @@ func (c *cluster) churn(ctx context.Context, r *rand.Rand) (latencies []time.Dur
 	if err != nil {
 		return nil, 0, err
 	}
-	// What has not arrived in two minutes counts with the time it has waited.
-	_ = c.seen.until(ctx, 2*time.Minute, func(o *observer) bool { return len(o.expected) == 0 })
-	latencies, lost = c.seen.take()
+	// A change that has not arrived within two minutes counts with the time waited.
+	_ = c.seen.waitUntil(ctx, 2*time.Minute, func(o *observer) bool { return len(o.expected) == 0 })
+	latencies, lost = c.seen.drain()
 	for key, now := range ready {
-		if namespace, name, ok := split(key); ok && !now {
+		if namespace, name, ok := splitKey(key); ok && !now {
 			if err := c.setReady(ctx, namespace, name, true); err != nil {
 				return nil, 0, err
 			}
 		}
 	}
-	_ = c.seen.until(ctx, 5*time.Minute, func(o *observer) bool { return len(o.expected) == 0 })
-	c.seen.take()
+	_ = c.seen.waitUntil(ctx, 5*time.Minute, func(o *observer) bool { return len(o.expected) == 0 })
+	c.seen.drain()
 	return latencies, lost, nil
 }
 

@@ -13,16 +13,16 @@ import (
 // killResult is how a change of leaders went.
 type killResult struct {
 	takeover time.Duration // from the leader's death to the first slice written after it
-	oldest   time.Duration // how long an endpoint of a dead Pod stayed
+	stalest  time.Duration // how long an endpoint of a dead Pod stayed
 }
 
-// standby is how long the second one stands by before it is needed.
+// standby is how long the second instance has to fill its caches before it must take over.
 const standby = 20 * time.Second
 
-// killLeader runs two of Portal's controllers, rolls Pods over, and kills the leader in the middle.
+// killLeader runs two instances of Portal's controllers, replaces Pods, and kills the leader halfway through.
 func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 	var r killResult
-	say("portal: two of them, and a rollover of %d Pods", c.killRoll)
+	logf("portal: two instances, rollover of %d Pods", c.killRoll)
 	first, err := c.startPortal()
 	if err != nil {
 		return r, err
@@ -31,7 +31,7 @@ func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 	if err := c.waitForLeader(ctx); err != nil {
 		return r, err
 	}
-	if err := c.reacts(ctx); err != nil {
+	if err := c.waitReconciling(ctx); err != nil {
 		return r, err
 	}
 	second, err := c.startPortal()
@@ -39,12 +39,12 @@ func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 		return r, err
 	}
 	defer second.kill()
-	// Nobody can see from outside when it has listed everything.
+	// It can't be seen from outside when its caches are complete.
 	time.Sleep(standby)
-	if err := c.seen.until(ctx, 5*time.Minute, c.allWritten); err != nil {
+	if err := c.seen.waitUntil(ctx, 5*time.Minute, c.allSynced); err != nil {
 		return r, err
 	}
-	if err := c.quiet(ctx); err != nil {
+	if err := c.waitIdle(ctx); err != nil {
 		return r, err
 	}
 	var killed time.Time
@@ -59,7 +59,7 @@ func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 			// What the leader had sent may still arrive; the standby can't write before the Lease has run out.
 			time.Sleep(time.Second)
 			from := time.Now()
-			_ = c.seen.until(ctx, time.Minute, func(o *observer) bool { return o.last.After(from) })
+			_ = c.seen.waitUntil(ctx, time.Minute, func(o *observer) bool { return o.last.After(from) })
 			r.takeover = time.Since(killed)
 		})
 	})
@@ -67,27 +67,27 @@ func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 	if err != nil {
 		return r, err
 	}
-	if err := c.seen.until(ctx, 2*time.Minute, c.allWritten); err != nil {
+	if err := c.seen.waitUntil(ctx, 2*time.Minute, c.allSynced); err != nil {
 		return r, fmt.Errorf("the end state is wrong: %w", err)
 	}
-	if err := c.seen.until(ctx, time.Minute, func(o *observer) bool { return len(o.dead) == 0 }); err != nil {
+	if err := c.seen.waitUntil(ctx, time.Minute, func(o *observer) bool { return len(o.dead) == 0 }); err != nil {
 		return r, errors.New("endpoints of dead Pods stay")
 	}
-	r.oldest = c.seen.oldest
+	r.stalest = c.seen.stalest
 	return r, nil
 }
 
-// reacts waits until somebody is at work: a Pod's change reaches its slice.
-func (c *cluster) reacts(ctx context.Context) error {
+// waitReconciling waits until a controller reconciles: a change of a Pod reaches its slice.
+func (c *cluster) waitReconciling(ctx context.Context) error {
 	for _, ready := range []bool{false, true} {
 		if err := c.setReady(ctx, c.namespaceOf(0), c.members[0][0], ready); err != nil {
 			return err
 		}
-		if err := c.seen.until(ctx, 5*time.Minute, func(o *observer) bool { return len(o.expected) == 0 }); err != nil {
-			return fmt.Errorf("the leader does nothing: %w", err)
+		if err := c.seen.waitUntil(ctx, 5*time.Minute, func(o *observer) bool { return len(o.expected) == 0 }); err != nil {
+			return fmt.Errorf("the leader does not reconcile: %w", err)
 		}
 	}
-	c.seen.take()
+	c.seen.drain()
 	return nil
 }
 
@@ -99,10 +99,10 @@ func (c *cluster) waitForLeader(ctx context.Context) error {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	return errors.New("nobody leads within 30 s")
+	return errors.New("no leader within 30 s")
 }
 
-// rollMembers replaces Pods of many Services; done is told how many are.
+// rollMembers replaces Pods of many Services and calls done with the number replaced so far.
 func (c *cluster) rollMembers(ctx context.Context, done func(int)) error {
 	c.generation++
 	var mu sync.Mutex

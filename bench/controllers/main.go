@@ -37,7 +37,7 @@ type options struct {
 	rate                       int
 	churn                      time.Duration
 	big, killRoll              int
-	contenders                 string
+	subjects                   string
 	api                        string
 	seed                       uint64
 	output                     string
@@ -61,8 +61,8 @@ func main() {
 	flag.DurationVar(&o.churn, "churn", 30*time.Second, "how long Pods change at that rate")
 	flag.IntVar(&o.big, "big", 1000, "Pods of the Service that rolls over")
 	flag.IntVar(&o.killRoll, "kill-roll", 5000, "Pods that roll over while the leader is killed; 0 leaves that out")
-	flag.StringVar(&o.api, "api", "portal", "the API server that all work on: portal or kube-apiserver")
-	flag.StringVar(&o.contenders, "contenders", strings.Join([]string{kube, kubeUnlimited, portal}, ","), "who takes part: kube-controller-manager as it comes, the same without its client's rate limit, Portal")
+	flag.StringVar(&o.api, "api", "portal", "API server that all subjects work on: portal or kube-apiserver")
+	flag.StringVar(&o.subjects, "subjects", strings.Join([]string{kube, kubeUnlimited, portal}, ","), "subjects to measure: kube-controller-manager as it comes, the same without its client's rate limit, Portal")
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of everything random")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the report to")
 	flag.Parse()
@@ -92,24 +92,24 @@ func run(ctx context.Context, o options) (bool, error) {
 		return false, err
 	}
 	defer c.close()
-	say("making %d Services and %d Pods in %d namespaces, and one Service of %d Pods", o.services, o.pods, o.namespaces, o.big)
+	logf("creating %d Services and %d Pods in %d namespaces, and one Service of %d Pods", o.services, o.pods, o.namespaces, o.big)
 	begin := time.Now()
 	if err := c.populate(ctx); err != nil {
 		return false, err
 	}
-	say("made in %s", time.Since(begin).Round(time.Second))
+	logf("created in %s", time.Since(begin).Round(time.Second))
 
 	// The API server may run from Portal's binary too; it must not share the controllers' pages.
 	if c.portal, err = report.Private(o.portal, c.dir); err != nil {
 		return false, err
 	}
 	at := r.At(fmt.Sprintf("%d Pods in %d namespaces", o.pods, o.namespaces), o.services, "Services")
-	for _, name := range strings.Split(o.contenders, ",") {
+	for _, name := range strings.Split(o.subjects, ",") {
 		if err := c.measure(ctx, name, at); err != nil {
 			return false, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	if strings.Contains(o.contenders, portal) {
+	if strings.Contains(o.subjects, portal) {
 		for _, name := range []string{latencyP99, coldStart, rolloverWrites} {
 			at.WantTimes(portal, name, kubeUnlimited, 1)
 		}
@@ -119,12 +119,12 @@ func run(ctx context.Context, o options) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("killing the leader: %w", err)
 		}
-		const takeover, oldest = "until the standby writes", "longest that a dead Pod's endpoint stays"
+		const takeover, stalest = "until the standby writes", "longest that a dead Pod's endpoint stays"
 		at := r.At("the leader is killed in a rollover", o.killRoll, "Pods")
 		at.Lower(portal, takeover, kill.takeover.Seconds(), "s")
-		at.Lower(portal, oldest, kill.oldest.Seconds(), "s")
+		at.Lower(portal, stalest, kill.stalest.Seconds(), "s")
 		at.WantWithin(portal, takeover, 15)
-		at.WantWithin(portal, oldest, 15)
+		at.WantWithin(portal, stalest, 15)
 	}
 	return r.Finish(o.output)
 }
@@ -156,7 +156,7 @@ func startAPI(o options) (config *rest.Config, stop func(), err error) {
 	return config, func() { api.Kill(); _ = os.RemoveAll(dir) }, nil
 }
 
-func say(format string, args ...any) {
+func logf(format string, args ...any) {
 	fmt.Printf("%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
 }
 
@@ -169,7 +169,7 @@ const (
 
 // measure runs one subject from nothing.
 func (c *cluster) measure(ctx context.Context, name string, at report.At) error {
-	if err := c.wipe(ctx); err != nil {
+	if err := c.deleteSlices(ctx); err != nil {
 		return err
 	}
 	begin := time.Now()
@@ -178,13 +178,13 @@ func (c *cluster) measure(ctx context.Context, name string, at report.At) error 
 		return err
 	}
 	defer p.kill()
-	if err := c.seen.until(ctx, 20*time.Minute, c.allWritten); err != nil {
+	if err := c.seen.waitUntil(ctx, 20*time.Minute, c.allSynced); err != nil {
 		return fmt.Errorf("cold start: %w", err)
 	}
 	cold := time.Since(begin)
-	say("%s: all slices written after %s", name, cold.Round(time.Millisecond))
+	logf("%s: all slices written after %s", name, cold.Round(time.Millisecond))
 	at.Lower(name, coldStart, cold.Seconds(), "s")
-	if err := c.settled(ctx); err != nil {
+	if err := c.waitEndpoints(ctx); err != nil {
 		return err
 	}
 	started, err := p.sampler.Read()
@@ -195,7 +195,7 @@ func (c *cluster) measure(ctx context.Context, name string, at report.At) error 
 	if err != nil {
 		return err
 	}
-	if err := c.quiet(ctx); err != nil {
+	if err := c.waitIdle(ctx); err != nil {
 		return err
 	}
 	churned, err := p.sampler.Read()
@@ -215,7 +215,7 @@ func (c *cluster) measure(ctx context.Context, name string, at report.At) error 
 		return err
 	}
 	at.Memory(name, used, p.sampler.Peak())
-	say("%s: latency p50 %.1f ms, p99 %.1f ms, %.0f MB anonymous", name, report.Quantile(latencies, 0.5), report.Quantile(latencies, 0.99), used.Anonymous)
+	logf("%s: latency p50 %.1f ms, p99 %.1f ms, %.0f MB anonymous", name, report.Quantile(latencies, 0.5), report.Quantile(latencies, 0.99), used.Anonymous)
 	return nil
 }
 
@@ -226,11 +226,11 @@ func (c *cluster) measureRollover(ctx context.Context, name string, at report.At
 	if err := c.rollOver(ctx); err != nil {
 		return err
 	}
-	if err := c.seen.until(ctx, 5*time.Minute, c.bigRight); err != nil {
+	if err := c.seen.waitUntil(ctx, 5*time.Minute, c.bigSynced); err != nil {
 		return fmt.Errorf("rollover: %w", err)
 	}
 	at.Lower(name, fmt.Sprintf("rollover of %d Pods until slices are right", c.big), time.Since(begin).Seconds(), "s")
-	if err := c.quiet(ctx); err != nil {
+	if err := c.waitIdle(ctx); err != nil {
 		return err
 	}
 	at.Lower(name, rolloverWrites, float64(c.seen.writesOf(bigNamespace+"/"+bigName)-before), "")

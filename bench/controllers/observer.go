@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// observer watches EndpointSlices and notes when they say what.
+// observer watches EndpointSlices and records when they changed, and to what.
 type observer struct {
 	mu        sync.Mutex
 	services  map[string]service // namespace/name → its slices
@@ -22,7 +22,7 @@ type observer struct {
 	expected  map[string]expectation
 	latencies []time.Duration
 	dead      map[string]time.Time // Pods that are gone, and since when
-	oldest    time.Duration        // how long an endpoint of one stayed at most
+	stalest   time.Duration        // the longest that an endpoint of such a Pod stayed
 }
 
 // service is the readiness of the Pods in a Service's slices, by slice.
@@ -110,10 +110,10 @@ func (o *observer) changed(slice *discoveryv1.EndpointSlice, gone bool) {
 	}
 }
 
-// left notes that an endpoint went; if its Pod was gone before, how long it stayed.
+// left records that an endpoint was removed and, if its Pod was deleted before, how long it stayed.
 func (o *observer) left(pod string, now time.Time) {
 	if since, ok := o.dead[pod]; ok {
-		o.oldest = max(o.oldest, now.Sub(since))
+		o.stalest = max(o.stalest, now.Sub(since))
 		delete(o.dead, pod)
 	}
 }
@@ -137,8 +137,8 @@ func (o *observer) waiting(pod string) bool {
 	return ok
 }
 
-// take is what has been measured since it was last asked. What has not arrived counts with the time it has waited.
-func (o *observer) take() (latencies []time.Duration, lost int) {
+// drain returns the latencies measured since the last call. A change that has not arrived counts with the time waited so far.
+func (o *observer) drain() (latencies []time.Duration, lost int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	latencies = o.latencies
@@ -156,13 +156,13 @@ func (o *observer) writesOf(service string) int {
 	return o.writes[service]
 }
 
-// until waits for something to be true.
-func (o *observer) until(ctx context.Context, within time.Duration, true func(*observer) bool) error {
+// waitUntil polls until a condition holds.
+func (o *observer) waitUntil(ctx context.Context, within time.Duration, holds func(*observer) bool) error {
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for deadline := time.Now().Add(within); ; {
 		o.mu.Lock()
-		ok := true(o)
+		ok := holds(o)
 		o.mu.Unlock()
 		if ok {
 			return nil
@@ -178,4 +178,4 @@ func (o *observer) until(ctx context.Context, within time.Duration, true func(*o
 	}
 }
 
-func split(key string) (namespace, name string, ok bool) { return strings.Cut(key, "/") }
+func splitKey(key string) (namespace, name string, ok bool) { return strings.Cut(key, "/") }

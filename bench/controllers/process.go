@@ -26,19 +26,19 @@ func (c *cluster) start(name string) (*process, error) {
 	case portal:
 		return c.startPortal("--leader-elect=false")
 	case kube:
-		return c.startReference()
+		return c.startKube()
 	case kubeUnlimited:
-		return c.startReference("--kube-api-qps", "10000", "--kube-api-burst", "10000",
+		return c.startKube("--kube-api-qps", "10000", "--kube-api-burst", "10000",
 			"--concurrent-endpoint-syncs", "16", "--concurrent-service-endpoint-syncs", "16")
 	}
-	return nil, fmt.Errorf("-contenders %q: must be among %s, %s, %s", name, kube, kubeUnlimited, portal)
+	return nil, fmt.Errorf("-subjects %q: must be among %s, %s, %s", name, kube, kubeUnlimited, portal)
 }
 
 func (c *cluster) startPortal(args ...string) (*process, error) {
 	return c.exec(c.portal, append([]string{"controllers", "--kubeconfig", c.kubeconfig, "--controllers", "endpoints,endpointslice,mirror"}, args...)...)
 }
 
-func (c *cluster) startReference(args ...string) (*process, error) {
+func (c *cluster) startKube(args ...string) (*process, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err

@@ -35,9 +35,9 @@ type cluster struct {
 	specs  []serviceSpec
 	// frontends are all addresses and ports that answer, by Service; the first of each is its IPv4 cluster IP.
 	frontends [][]netip.AddrPort
-	// movable are the Services whose endpoints can be replaced with one write.
-	movable []int
-	fresh   atomic.Int64 // how many Pods have replaced others
+	// replaceable are the Services whose endpoints can be replaced with one write.
+	replaceable []int
+	fresh       atomic.Int64 // how many Pods have replaced others
 }
 
 func newCluster(ctx context.Context, dir string, load workload, n int) (*cluster, error) {
@@ -49,7 +49,7 @@ func newCluster(ctx context.Context, dir string, load workload, n int) (*cluster
 	for i := range n {
 		c.specs[i] = load.service(i)
 		if c.specs[i].endpoints <= sliceSize {
-			c.movable = append(c.movable, i)
+			c.replaceable = append(c.replaceable, i)
 		}
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)
@@ -220,13 +220,13 @@ func (c *cluster) slice(i, number int, addrs []string) *discoveryv1.EndpointSlic
 // vip is a Service's IPv4 cluster IP with its first port.
 func (c *cluster) vip(i int) netip.AddrPort { return c.frontends[i][0] }
 
-// move replaces the IPv4 endpoints of a Service by a new one and returns its address.
-func (c *cluster) move(ctx context.Context, i int) (string, error) {
+// replace replaces the IPv4 endpoints of a Service by a new one and returns its address.
+func (c *cluster) replace(ctx context.Context, i int) (string, error) {
 	addr := podAddr(freshFrom + int(c.fresh.Add(1)))
 	return addr, c.update(ctx, c.slice(i, 0, []string{addr}))
 }
 
-// restore gives a Service that was moved its first endpoints back.
+// restore gives a Service its original endpoints back.
 func (c *cluster) restore(ctx context.Context, i int) error { return c.update(ctx, c.slices(i)[0]) }
 
 func (c *cluster) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {

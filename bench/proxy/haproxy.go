@@ -17,7 +17,7 @@ import (
 	"portal/test/harness"
 )
 
-// What moves through a proxy, in each of a few rounds: bounded, so that it ends.
+// The traffic of one round.
 const (
 	relayRounds = 5
 	streams     = 4
@@ -28,7 +28,7 @@ const (
 
 // relay is the figures of one that relays connections itself, one of each for every round.
 type relay struct {
-	who string
+	subject string
 	// throughput is in MB a second over some streams, rate in connections a second.
 	throughput, rate []float64
 	// What each costs the relay itself, in milliseconds of processor time.
@@ -39,7 +39,7 @@ type relay struct {
 // direct connections. They take turns, because the machine is not equally busy all the time; Portal only runs when it is
 // its turn, because its rules make the kernel track all connections.
 func besideHAProxy(ctx context.Context, o options, net *network, r *report.Report) error {
-	say("userspace mode beside HAProxy")
+	logf("userspace mode beside HAProxy")
 	dir, err := os.MkdirTemp("", "bench-proxy")
 	if err != nil {
 		return err
@@ -60,8 +60,8 @@ func besideHAProxy(ctx context.Context, o options, net *network, r *report.Repor
 		return err
 	}
 	defer haproxy.Kill()
-	direct, peer, own := &relay{who: "direct"}, &relay{who: "haproxy"}, &relay{who: portal}
-	s := &session{o: o, net: net, c: c, who: portal, mode: "userspace", dir: dir}
+	direct, peer, own := &relay{subject: "direct"}, &relay{subject: "haproxy"}, &relay{subject: portal}
+	s := &session{o: o, net: net, c: c, subject: portal, mode: "userspace", dir: dir}
 	for range relayRounds {
 		if err := errors.Join(
 			direct.measure(nil, endpoint(podAddr(1), podPorts[0]), endpoint(podAddr(2), bulkPort)),
@@ -73,11 +73,11 @@ func besideHAProxy(ctx context.Context, o options, net *network, r *report.Repor
 	}
 	at := r.At("userspace mode beside HAProxy in TCP mode", relayRounds, "rounds")
 	for _, x := range []*relay{direct, peer, own} {
-		at.Higher(x.who, "throughput", report.Median(x.throughput), "MB/s")
-		at.Higher(x.who, "new connections", report.Median(x.rate), "a second")
+		at.Higher(x.subject, "throughput", report.Median(x.throughput), "MB/s")
+		at.Higher(x.subject, "new connections", report.Median(x.rate), "a second")
 		if x != direct {
-			at.Lower(x.who, "CPU for each GB", report.Median(x.perGB), "ms")
-			at.Lower(x.who, "CPU for each connection", report.Median(x.perConnection), "ms")
+			at.Lower(x.subject, "CPU for each GB", report.Median(x.perGB), "ms")
+			at.Lower(x.subject, "CPU for each connection", report.Median(x.perConnection), "ms")
 		}
 	}
 	// The two are compared by what they did in the same rounds.
@@ -108,7 +108,7 @@ func (s *session) measureUserspace(ctx context.Context, out *relay) (err error) 
 		p.stop()
 		err = errors.Join(err, s.net.reset())
 	}()
-	// Service 1 says nothing before it is asked for something.
+	// Service 1 sends nothing before it gets a request.
 	if err := s.waitFor(ctx, p, []int{0, s.c.size() - 1}); err != nil {
 		return fmt.Errorf("the userspace mode: %w\n%s", err, p.Tail())
 	}
@@ -149,7 +149,7 @@ listen bulk
 		return nil, fmt.Errorf("%w (Debian's package haproxy has it)", err)
 	}
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if _, _, err := ask(endpoint("127.0.0.1", 9000), time.Second); err == nil {
+		if _, _, err := fetch(endpoint("127.0.0.1", 9000), time.Second); err == nil {
 			return p, nil
 		}
 	}
@@ -168,16 +168,16 @@ func (r *relay) measure(p *harness.Process, short, bulk netip.AddrPort) error {
 	}
 	begin, before := time.Now(), spent()
 	if err := parallel(streams, streams, func(int) error { return pull(bulk, streamBytes) }); err != nil {
-		return fmt.Errorf("%s: %w", r.who, err)
+		return fmt.Errorf("%s: %w", r.subject, err)
 	}
 	r.throughput = append(r.throughput, streams*streamBytes/1e6/time.Since(begin).Seconds())
 	r.perGB = append(r.perGB, (spent()-before)/(streams*streamBytes/1e9))
 	begin, before = time.Now(), spent()
 	if err := parallel(rateClients, rateConns, func(int) error {
-		_, _, err := ask(short, 5*time.Second)
+		_, _, err := fetch(short, 5*time.Second)
 		return err
 	}); err != nil {
-		return fmt.Errorf("%s: %w", r.who, err)
+		return fmt.Errorf("%s: %w", r.subject, err)
 	}
 	r.rate = append(r.rate, rateConns/time.Since(begin).Seconds())
 	r.perConnection = append(r.perConnection, (spent()-before)/rateConns)

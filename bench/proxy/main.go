@@ -28,25 +28,25 @@ import (
 )
 
 type options struct {
-	modes      []string
-	services   []int
-	mix        []int
-	iptables   int
-	endpoints  int
-	starts     int
-	situations []string
-	changes    int
-	conns      int
-	churn      time.Duration
-	settle     time.Duration
-	cut        time.Duration
-	patience   time.Duration
-	seed       uint64
-	who        []string
-	portal     string
-	kubeProxy  string
-	output     string
-	haproxy    bool
+	modes         []string
+	services      []int
+	mix           []int
+	iptables      int
+	endpoints     int
+	starts        int
+	situations    []string
+	changes       int
+	conns         int
+	churn         time.Duration
+	settle        time.Duration
+	startTimeout  time.Duration
+	changeTimeout time.Duration
+	seed          uint64
+	subjects      []string
+	portal        string
+	kubeProxy     string
+	output        string
+	haproxy       bool
 }
 
 func main() {
@@ -54,7 +54,7 @@ func main() {
 	modes := flag.String("modes", "nftables,iptables", "modes to measure")
 	services := flag.String("services", "10,1000,10000", "numbers of Services with one port and -endpoints endpoints, one round for each")
 	mix := flag.String("mix", "1000", "numbers of Services of a realistic mix, one round for each")
-	who := flag.String("who", kube+","+portal, "who takes part")
+	subjects := flag.String("subjects", kube+","+portal, "proxies to measure")
 	situations := flag.String("situations", strings.Join(situations, ","), "situations to start in")
 	flag.IntVar(&o.iptables, "iptables-services", 1000, "the iptables mode is measured with at most so many Services: at 10,000 a start of kube-proxy takes minutes")
 	flag.IntVar(&o.endpoints, "endpoints", 2, "endpoints of each Service outside the mix")
@@ -63,15 +63,15 @@ func main() {
 	flag.IntVar(&o.conns, "connections", 3000, "new connections whose first byte is timed")
 	flag.DurationVar(&o.churn, "churn", 10*time.Second, "how long endpoints change at 20 a second; 0 leaves it out")
 	flag.DurationVar(&o.settle, "settle", 10*time.Second, "how long the proxy is left alone before its memory is read")
-	flag.DurationVar(&o.cut, "cut", 20*time.Minute, "after how long a start is given up")
-	flag.DurationVar(&o.patience, "patience", time.Minute, "after how long a changed endpoint that isn't reached is a failure")
+	flag.DurationVar(&o.startTimeout, "start-timeout", 20*time.Minute, "how long a start may take before it is given up")
+	flag.DurationVar(&o.changeTimeout, "change-timeout", time.Minute, "how long it may take until a changed endpoint is reached")
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of the mix")
 	flag.StringVar(&o.portal, "portal", harness.Portal(), "Portal's binary")
 	flag.StringVar(&o.kubeProxy, "kube-proxy", harness.Peer("kube-proxy"), "kube-proxy's binary")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the report to")
 	flag.BoolVar(&o.haproxy, "haproxy", true, "measure the userspace mode beside HAProxy")
 	flag.Parse()
-	if err := o.read(*modes, *services, *mix, *who, *situations); err != nil {
+	if err := o.read(*modes, *services, *mix, *subjects, *situations); err != nil {
 		fmt.Fprintln(os.Stderr, "bench/proxy:", err)
 		os.Exit(2)
 	}
@@ -84,8 +84,8 @@ func main() {
 	}
 }
 
-func (o *options) read(modes, services, mix, who, kinds string) (err error) {
-	o.modes, o.who, o.situations = strings.Split(modes, ","), strings.Split(who, ","), strings.Split(kinds, ",")
+func (o *options) read(modes, services, mix, subjects, kinds string) (err error) {
+	o.modes, o.subjects, o.situations = strings.Split(modes, ","), strings.Split(subjects, ","), strings.Split(kinds, ",")
 	if o.services, err = numbers("-services", services); err != nil {
 		return err
 	}
@@ -103,16 +103,16 @@ func (o *options) read(modes, services, mix, who, kinds string) (err error) {
 	if o.situations[0] != clean {
 		return fmt.Errorf("-situations %s: must begin with %s, which programs the rules that a restart finds", kinds, clean)
 	}
-	for _, who := range o.who {
-		if _, err := os.Stat(*o.binary(who)); err != nil {
+	for _, subject := range o.subjects {
+		if _, err := os.Stat(*o.binary(subject)); err != nil {
 			return fmt.Errorf("%w: `make build peers` builds it", err)
 		}
 	}
 	return nil
 }
 
-func (o *options) binary(who string) *string {
-	if who == kube {
+func (o *options) binary(subject string) *string {
+	if subject == kube {
 		return &o.kubeProxy
 	}
 	return &o.portal
@@ -132,7 +132,7 @@ func numbers(flag, text string) (out []int, err error) {
 	return out, nil
 }
 
-// inside says that this process is the one in the namespace.
+// inside is set in the environment of the process that runs in the namespace.
 const inside = "PORTAL_BENCH_INSIDE"
 
 func runAll(o options) (met bool, err error) {
@@ -157,9 +157,9 @@ func runAll(o options) (met bool, err error) {
 		return false, err
 	}
 	defer os.RemoveAll(dir)
-	for _, who := range o.who {
+	for _, subject := range o.subjects {
 		// The API server runs from Portal's binary too; it must not share the proxy's pages.
-		if *o.binary(who), err = report.Private(*o.binary(who), dir); err != nil {
+		if *o.binary(subject), err = report.Private(*o.binary(subject), dir); err != nil {
 			return false, err
 		}
 	}
@@ -199,8 +199,7 @@ func reexec() (bool, error) {
 	return true, nil
 }
 
-// rest is how long the API server has, before each measurement, to finish what the objects just made or changed have set
-// off.
+// rest is how long the API server has before each measurement to process the objects that were just written.
 const rest = time.Second
 
 func rounds(ctx context.Context, o options, net *network, r *report.Report) error {
@@ -218,14 +217,14 @@ func rounds(ctx context.Context, o options, net *network, r *report.Report) erro
 	return nil
 }
 
-// round measures everybody on one workload of one size. In fewest are the places with the fewest Services, by mode.
+// round measures every subject on one workload of one size. fewest holds the place with the fewest Services of each mode.
 func round(ctx context.Context, o options, net *network, load workload, n int, r *report.Report, fewest map[string]report.At) error {
 	dir, err := os.MkdirTemp("", "bench-proxy")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	say("starting an API server and making %d Services (%s)", n, load.name)
+	logf("starting an API server and creating %d Services (%s)", n, load.name)
 	c, err := newCluster(ctx, dir, load, n)
 	if err != nil {
 		return err
@@ -239,24 +238,24 @@ func round(ctx context.Context, o options, net *network, load workload, n int, r
 		if _, ok := fewest[mode]; !ok {
 			fewest[mode] = at
 		}
-		for _, who := range o.who {
-			say("%s, %s", who, at)
+		for _, subject := range o.subjects {
+			logf("%s, %s", subject, at)
 			time.Sleep(rest)
-			err := (&session{o: o, net: net, c: c, who: who, mode: mode, at: at}).measure(ctx)
+			err := (&session{o: o, net: net, c: c, subject: subject, mode: mode, at: at}).measure(ctx)
 			switch {
-			case errors.Is(err, errCutOff):
-				r.Note("%s, %s: given up after %s.", who, at, o.cut)
+			case errors.Is(err, errTimeout):
+				r.Note("%s, %s: given up after %s.", subject, at, o.startTimeout)
 			case err != nil:
-				return fmt.Errorf("%s, %s: %w", who, at, err)
+				return fmt.Errorf("%s, %s: %w", subject, at, err)
 			}
 		}
-		if slices.Contains(o.who, portal) {
+		if slices.Contains(o.subjects, portal) {
 			judge(at, fewest[mode], r, o, mode)
 		}
 	}
 	return nil
 }
 
-func say(format string, args ...any) {
+func logf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
 }

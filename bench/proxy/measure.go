@@ -29,18 +29,18 @@ const (
 
 // session measures one proxy in one mode on a cluster.
 type session struct {
-	o    options
-	net  *network
-	c    *cluster
-	who  string
-	mode string
-	dir  string
-	at   report.At
-	took map[string][]time.Duration // by situation, until the last Service answered
-	cpu  map[string][]time.Duration
+	o       options
+	net     *network
+	c       *cluster
+	subject string
+	mode    string
+	dir     string
+	at      report.At
+	took    map[string][]time.Duration // by situation, until the last Service answered
+	cpu     map[string][]time.Duration
 
-	mu    sync.Mutex
-	moved []int // Services that don't have their first endpoints
+	mu       sync.Mutex
+	replaced []int // Services whose endpoints were replaced
 }
 
 // measure takes every figure and leaves the cluster and the network as they were.
@@ -76,14 +76,14 @@ func (s *session) measure(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.at.Memory(s.who, steady, p.Peak())
+	s.at.Memory(s.subject, steady, p.Peak())
 	return nil
 }
 
 // pause between two changes, long enough that none waits for the end of kube-proxy's minSyncPeriod, which is 1 s by
 // default. Portal has no such period.
 func (s *session) pause() time.Duration {
-	if s.who == kube {
+	if s.subject == kube {
 		return 1100*time.Millisecond + rand.N(200*time.Millisecond)
 	}
 	return 150*time.Millisecond + rand.N(100*time.Millisecond)
@@ -94,38 +94,38 @@ func (s *session) changes(ctx context.Context) error {
 	var took, writes []time.Duration
 	for k := range s.o.changes {
 		time.Sleep(s.pause())
-		all, write, err := s.move(ctx, s.c.movable[(k*7919+11)%len(s.c.movable)], s.o.patience)
+		all, write, err := s.replace(ctx, s.c.replaceable[(k*7919+11)%len(s.c.replaceable)], s.o.changeTimeout)
 		if err != nil {
 			return err
 		}
 		took, writes = append(took, all), append(writes, write)
 	}
-	s.at.Lower(s.who, changeLatency, report.Quantile(took, 0.5), "ms")
-	s.at.Lower(s.who, "one endpoint changed, slowest", report.Quantile(took, 1), "ms")
-	s.at.Lower(s.who, "  of which the write to the API, p50", report.Quantile(writes, 0.5), "ms")
-	say("  change %.2f ms, of which the write %.2f ms", report.Quantile(took, 0.5), report.Quantile(writes, 0.5))
+	s.at.Lower(s.subject, changeLatency, report.Quantile(took, 0.5), "ms")
+	s.at.Lower(s.subject, "one endpoint changed, slowest", report.Quantile(took, 1), "ms")
+	s.at.Lower(s.subject, "  of which the write to the API, p50", report.Quantile(writes, 0.5), "ms")
+	logf("  change %.2f ms, of which the write %.2f ms", report.Quantile(took, 0.5), report.Quantile(writes, 0.5))
 	if s.mode != "iptables" {
 		return nil
 	}
-	kernel, err := acceptance()
+	kernel, err := ruleAcceptance()
 	if err == nil {
-		s.at.Lower(s.who, "  of which the kernel, for any one rule", kernel, "ms")
+		s.at.Lower(s.subject, "  of which the kernel, for any one rule", kernel, "ms")
 	}
 	return err
 }
 
-// move replaces the endpoints of a Service and returns how long it took until a connection reached the new one, and until
+// replace replaces the endpoints of a Service and returns how long it took until a connection reached the new one, and until
 // the API had answered.
-func (s *session) move(ctx context.Context, i int, limit time.Duration) (took, write time.Duration, err error) {
+func (s *session) replace(ctx context.Context, i int, limit time.Duration) (took, write time.Duration, err error) {
 	s.note(i)
 	begin := time.Now()
-	endpoint, err := s.c.move(ctx, i)
+	endpoint, err := s.c.replace(ctx, i)
 	if err != nil {
 		return 0, 0, err
 	}
 	write = time.Since(begin)
 	for time.Since(begin) < limit {
-		if got, _, err := ask(s.c.vip(i), time.Second); err == nil && got == endpoint {
+		if got, _, err := fetch(s.c.vip(i), time.Second); err == nil && got == endpoint {
 			return time.Since(begin), write, nil
 		}
 		// Within 5 % of the result, and without taking the processor from a slow proxy.
@@ -134,19 +134,19 @@ func (s *session) move(ctx context.Context, i int, limit time.Duration) (took, w
 	return 0, 0, fmt.Errorf("%s has not reached its new endpoint %s after %v", s.c.vip(i), endpoint, limit)
 }
 
-// note remembers that a Service's endpoints are to be restored.
+// note records that a Service's endpoints must be restored.
 func (s *session) note(i int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.moved = append(s.moved, i)
+	s.replaced = append(s.replaced, i)
 }
 
-// restoreAll gives the Services that were moved their first endpoints back.
+// restoreAll gives all Services their original endpoints back.
 func (s *session) restoreAll(ctx context.Context) error {
-	slices.Sort(s.moved)
-	moved := slices.Compact(s.moved)
-	s.moved = nil
-	return parallel(8, len(moved), func(k int) error { return s.c.restore(ctx, moved[k]) })
+	slices.Sort(s.replaced)
+	replaced := slices.Compact(s.replaced)
+	s.replaced = nil
+	return parallel(8, len(replaced), func(k int) error { return s.c.restore(ctx, replaced[k]) })
 }
 
 const churnRate = 20
@@ -172,7 +172,7 @@ func (s *session) churn(ctx context.Context, p *run) error {
 		}
 		wg.Go(func() {
 			var err error
-			if took[k], _, err = s.move(ctx, s.c.movable[(k*104729+5)%len(s.c.movable)], s.o.patience); err != nil {
+			if took[k], _, err = s.replace(ctx, s.c.replaceable[(k*104729+5)%len(s.c.replaceable)], s.o.changeTimeout); err != nil {
 				once.Do(func() { first = err })
 			}
 		})
@@ -186,10 +186,10 @@ func (s *session) churn(ctx context.Context, p *run) error {
 	if err != nil {
 		return err
 	}
-	s.at.Lower(s.who, "20 changes/s: endpoint reached, p50", report.Quantile(took, 0.5), "ms")
-	s.at.Lower(s.who, churnP99, report.Quantile(took, 0.99), "ms")
-	s.at.Lower(s.who, "20 changes/s: CPU for each change", report.Milliseconds(after.CPU-before.CPU)/float64(len(took)), "ms")
-	say("  20 changes/s: p99 %.1f ms, %.1f s CPU for %d", report.Quantile(took, 0.99), (after.CPU - before.CPU).Seconds(), len(took))
+	s.at.Lower(s.subject, "20 changes/s: endpoint reached, p50", report.Quantile(took, 0.5), "ms")
+	s.at.Lower(s.subject, churnP99, report.Quantile(took, 0.99), "ms")
+	s.at.Lower(s.subject, "20 changes/s: CPU for each change", report.Milliseconds(after.CPU-before.CPU)/float64(len(took)), "ms")
+	logf("  20 changes/s: p99 %.1f ms, %.1f s CPU for %d", report.Quantile(took, 0.99), (after.CPU - before.CPU).Seconds(), len(took))
 	return nil
 }
 
@@ -201,7 +201,7 @@ func (s *session) firstBytes() error {
 		return err
 	}
 	defer here.Close()
-	node, plain := newAsker(here), newAsker(s.net.plain)
+	node, plain := newDialer(here), newDialer(s.net.plain)
 	defer node.close()
 	defer plain.close()
 	n := s.o.conns
@@ -210,25 +210,25 @@ func (s *session) firstBytes() error {
 	few, some, direct := make([]time.Duration, n), make([]time.Duration, n), make([]time.Duration, n)
 	for i := range n {
 		for _, x := range []struct {
-			from *asker
+			from *dialer
 			to   netip.AddrPort
 			took *time.Duration
 		}{{node, s.c.vip(i % 10), &few[i]}, {plain, backend, &direct[i]}, {node, s.c.vip(spread[i%len(spread)]), &some[i]}} {
-			if *x.took, err = x.from.ask(x.to); err != nil {
+			if *x.took, err = x.from.fetch(x.to); err != nil {
 				return err
 			}
 		}
 	}
-	s.at.Lower(s.who, "new connection to its first byte, p50", report.Quantile(few, 0.5), "ms")
-	s.at.Lower(s.who, "new connection to its first byte, p99", report.Quantile(few, 0.99), "ms")
-	s.at.Lower(s.who, "new connection to its first byte, any Service, p50", report.Quantile(some, 0.5), "ms")
-	s.at.Lower(s.who, firstByte, report.Quantile(few, 0.5)/report.Quantile(direct, 0.5), "×")
+	s.at.Lower(s.subject, "new connection to its first byte, p50", report.Quantile(few, 0.5), "ms")
+	s.at.Lower(s.subject, "new connection to its first byte, p99", report.Quantile(few, 0.99), "ms")
+	s.at.Lower(s.subject, "new connection to its first byte, any Service, p50", report.Quantile(some, 0.5), "ms")
+	s.at.Lower(s.subject, firstByte, report.Quantile(few, 0.5)/report.Quantile(direct, 0.5), "×")
 	return nil
 }
 
-// acceptance is how long the kernel alone takes to accept one more rule into the table as it is, in milliseconds: whoever
-// changes a rule, the kernel goes through all that packets can reach.
-func acceptance() (float64, error) {
+// ruleAcceptance is how long the kernel alone takes to accept one more rule into the table as it is, in milliseconds: for
+// any changed rule the kernel validates everything that packets can reach.
+func ruleAcceptance() (float64, error) {
 	conn, err := nftables.New()
 	if err != nil {
 		return 0, err
@@ -240,7 +240,7 @@ func acceptance() (float64, error) {
 	}
 	var all []time.Duration
 	for range 15 {
-		time.Sleep(150 * time.Millisecond) // as before each change: the processor's caches forget
+		time.Sleep(150 * time.Millisecond) // as before each change: so that the processor's caches are as cold
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}})
 		begin := time.Now()
 		if err := conn.Flush(); err != nil {

@@ -20,7 +20,7 @@ import (
 )
 
 // The node is the namespace that this process is in. Behind it, in a namespace of their own, are the Pods: every address
-// of their ranges is answered there by one listener for each port, which says which address was asked.
+// of their ranges is answered there by one listener for each port, which replies with the address that was dialled.
 const (
 	nodeAddr  = "10.64.0.1"
 	podsAddr  = "10.64.0.2"
@@ -104,7 +104,7 @@ func newNamespace() (netns.NsHandle, error) {
 	return m.h, m.err
 }
 
-// link makes a cable between this thread's namespace and the Pods'.
+// link creates a veth pair between this thread's namespace and the Pods'.
 func (n *network) link(name, there string) error {
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: there, PeerNamespace: netlink.NsFd(n.pods)}
 	if err := netlink.LinkAdd(veth); err != nil {
@@ -113,7 +113,7 @@ func (n *network) link(name, there string) error {
 	return nil
 }
 
-// addPlain makes the machine without a proxy.
+// addPlain sets up the machine without a proxy.
 func (n *network) addPlain() (err error) {
 	if n.plain, err = newNamespace(); err != nil {
 		return err
@@ -146,8 +146,9 @@ func in(ns netns.NsHandle, do func() error) error {
 	return <-done
 }
 
-// asker connects from one namespace, on a thread of its own: what a change of threads costs is in every figure or in none.
-type asker struct {
+// dialer connects from one network namespace, on a thread of its own. All timed connections are made by dialers, so the cost of
+// switching threads is in all of them.
+type dialer struct {
 	to  chan netip.AddrPort
 	got chan timed
 }
@@ -157,12 +158,12 @@ type timed struct {
 	err  error
 }
 
-func newAsker(ns netns.NsHandle) *asker {
-	a := &asker{to: make(chan netip.AddrPort), got: make(chan timed)}
+func newDialer(ns netns.NsHandle) *dialer {
+	a := &dialer{to: make(chan netip.AddrPort), got: make(chan timed)}
 	go func() {
 		err := in(ns, func() error {
 			for to := range a.to {
-				_, took, err := ask(to, 5*time.Second)
+				_, took, err := fetch(to, 5*time.Second)
 				a.got <- timed{took, err}
 			}
 			return nil
@@ -174,13 +175,13 @@ func newAsker(ns netns.NsHandle) *asker {
 	return a
 }
 
-func (a *asker) ask(to netip.AddrPort) (time.Duration, error) {
+func (a *dialer) fetch(to netip.AddrPort) (time.Duration, error) {
 	a.to <- to
 	got := <-a.got
 	return got.took, got.err
 }
 
-func (a *asker) close() { close(a.to) }
+func (a *dialer) close() { close(a.to) }
 
 func address(link, prefix string) error {
 	l, err := netlink.LinkByName(link)
@@ -200,11 +201,11 @@ func address(link, prefix string) error {
 	return netlink.LinkSetUp(l)
 }
 
-// listen answers for all Pods.
+// listen starts the listeners of all Pods.
 func (n *network) listen() error {
-	serving := map[int]func(net.Conn){bulkPort: sendBulk}
+	serving := map[int]func(net.Conn){bulkPort: serveBulk}
 	for _, port := range podPorts {
-		serving[port] = tellAddress
+		serving[port] = serveAddress
 	}
 	for port, serve := range serving {
 		l, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
@@ -225,14 +226,14 @@ func (n *network) listen() error {
 	return nil
 }
 
-func tellAddress(c net.Conn) {
+func serveAddress(c net.Conn) {
 	defer c.Close()
 	host, _, _ := net.SplitHostPort(c.LocalAddr().String())
 	fmt.Fprintln(c, host)
 }
 
-// sendBulk sends the number of bytes that a line asks for.
-func sendBulk(c net.Conn) {
+// serveBulk sends the number of bytes that a line asks for.
+func serveBulk(c net.Conn) {
 	defer c.Close()
 	var want int64
 	if _, err := fmt.Fscanln(bufio.NewReader(c), &want); err != nil {
@@ -248,22 +249,22 @@ func sendBulk(c net.Conn) {
 	}
 }
 
-// ask connects and returns who answered, and how long it took until then.
-func ask(to netip.AddrPort, limit time.Duration) (string, time.Duration, error) {
-	return askFrom(0, to, limit)
+// fetch connects and returns the address of the Pod that answered, and how long that took.
+func fetch(to netip.AddrPort, limit time.Duration) (string, time.Duration, error) {
+	return fetchFrom(0, to, limit)
 }
 
-// knock asks somebody who may not be there yet. What the kernel remembers of such a question would keep a later one from the
-// same port from being led anywhere, for two minutes; so these come from ports that nothing else here uses.
-func knock(to netip.AddrPort, limit time.Duration) error {
+// probe connects to a Service that may not be programmed yet. Conntrack remembers such a connection for two minutes and
+// would keep a later one from the same port from being translated, so probes come from ports that nothing else here uses.
+func probe(to netip.AddrPort, limit time.Duration) error {
 	const first, last = 10000, 30000
-	_, _, err := askFrom(first+int(knocks.Add(1))%(last-first), to, limit)
+	_, _, err := fetchFrom(first+int(probes.Add(1))%(last-first), to, limit)
 	return err
 }
 
-var knocks atomic.Int64
+var probes atomic.Int64
 
-func askFrom(port int, to netip.AddrPort, limit time.Duration) (string, time.Duration, error) {
+func fetchFrom(port int, to netip.AddrPort, limit time.Duration) (string, time.Duration, error) {
 	begin := time.Now()
 	from := net.Dialer{Timeout: limit, LocalAddr: &net.TCPAddr{Port: port}}
 	c, err := from.Dial("tcp", to.String())
@@ -282,11 +283,11 @@ func askFrom(port int, to netip.AddrPort, limit time.Duration) (string, time.Dur
 	return strings.TrimSpace(string(buf[:k])), time.Since(begin), nil
 }
 
-// reset takes away all that a proxy has left in this namespace, whoever it was.
+// reset removes everything that any proxy has left in this namespace.
 func (n *network) reset() error {
 	for _, args := range [][]string{
 		{"nft", "flush", "ruleset"},
-		// Only the tables that are there: to ask for one makes it, and the kernel would track all connections from then on.
+		// Only the tables that are there: listing a table creates it, and the kernel would track all connections from then on.
 		{"sh", "-c", "for i in ip ip6; do for t in $(cat /proc/net/${i}_tables_names); do ${i}tables-legacy -t $t -F && ${i}tables-legacy -t $t -X; done; done"},
 		{"conntrack", "-F"},
 	} {
@@ -297,7 +298,7 @@ func (n *network) reset() error {
 	return resetIPVS()
 }
 
-// resetIPVS is for machines that have it.
+// resetIPVS does nothing on a kernel without IPVS.
 func resetIPVS() error {
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
 		return nil

@@ -18,7 +18,7 @@ import (
 // again is what changed while it was down.
 const (
 	clean   = "clean"   // a machine without rules
-	restart = "restart" // rules in place; one Service has changed meanwhile, or nobody could see when it is in sync
+	restart = "restart" // rules in place; one Service has changed meanwhile, which shows when the proxy is in sync
 	changed = "changed" // rules in place; 1 % of the Services have changed meanwhile
 )
 
@@ -53,7 +53,7 @@ func (p *run) stop() {
 	p.Kill()
 }
 
-var errCutOff = errors.New("was not in sync in time")
+var errTimeout = errors.New("was not in sync within the time limit")
 
 // starts measures every situation, several times, and leaves a proxy running that was started in the last of them.
 func (s *session) starts(ctx context.Context) (*run, error) {
@@ -73,14 +73,14 @@ func (s *session) starts(ctx context.Context) (*run, error) {
 		}
 	}
 	for _, situation := range s.o.situations {
-		s.at.Lower(s.who, startName[situation], report.Quantile(s.took[situation], 0.5)/1000, "s")
-		s.at.Lower(s.who, startCPUName[situation], report.Quantile(s.cpu[situation], 0.5)/1000, "s")
+		s.at.Lower(s.subject, startName[situation], report.Quantile(s.took[situation], 0.5)/1000, "s")
+		s.at.Lower(s.subject, startCPUName[situation], report.Quantile(s.cpu[situation], 0.5)/1000, "s")
 	}
 	return p, nil
 }
 
-// start brings about a situation, starts the proxy and waits until it is in sync. What is returned is to be stopped, also
-// with an error.
+// start sets up a situation, starts the proxy and waits until it is in sync. A returned run must be stopped, also if there
+// is an error.
 func (s *session) start(ctx context.Context, situation string) (p *run, err error) {
 	var wants []want
 	switch situation {
@@ -89,16 +89,16 @@ func (s *session) start(ctx context.Context, situation string) (p *run, err erro
 			return nil, err
 		}
 	case restart:
-		wants, err = s.moveSome(ctx, 1)
+		wants, err = s.replaceSome(ctx, 1)
 	case changed:
-		wants, err = s.moveSome(ctx, max(2, s.c.size()/100))
+		wants, err = s.replaceSome(ctx, max(2, s.c.size()/100))
 	}
 	if err != nil {
 		return nil, err
 	}
 	time.Sleep(rest)
 	begin := time.Now()
-	process, err := startProxy(s.o, s.c, s.who, s.mode, s.dir)
+	process, err := startProxy(s.o, s.c, s.subject, s.mode, s.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (s *session) start(ctx context.Context, situation string) (p *run, err erro
 	if situation == clean {
 		err = s.waitAll(ctx, p)
 	} else {
-		err = s.waitMoved(ctx, p, wants)
+		err = s.waitReplaced(ctx, p, wants)
 	}
 	took := time.Since(begin)
 	if err != nil {
@@ -117,10 +117,10 @@ func (s *session) start(ctx context.Context, situation string) (p *run, err erro
 		return p, err
 	}
 	s.took[situation], s.cpu[situation] = append(s.took[situation], took), append(s.cpu[situation], used.CPU)
-	say("  %s: %.2f s, %.2f s CPU", situation, took.Seconds(), used.CPU.Seconds())
-	// Outside of what is timed: nothing is missing.
+	logf("  %s: %.2f s, %.2f s CPU", situation, took.Seconds(), used.CPU.Seconds())
+	// Not timed: every frontend must answer.
 	if err := s.everythingAnswers(); err != nil {
-		return p, fmt.Errorf("%s: after it was thought in sync: %w\n%s", startName[situation], err, p.Tail())
+		return p, fmt.Errorf("%s: although it seemed in sync: %w\n%s", startName[situation], err, p.Tail())
 	}
 	return p, nil
 }
@@ -131,22 +131,22 @@ type want struct {
 	endpoint string
 }
 
-// moveSome replaces the endpoints of some Services, spread over all of them; the last of those that can be moved is among
+// replaceSome replaces the endpoints of some Services, spread over all of them; the last of those that can be replaced is among
 // them.
-func (s *session) moveSome(ctx context.Context, n int) ([]want, error) {
-	all := s.c.movable
+func (s *session) replaceSome(ctx context.Context, n int) ([]want, error) {
+	all := s.c.replaceable
 	out := make([]want, min(n, len(all)))
 	err := parallel(8, len(out), func(k int) (err error) {
 		i := all[len(all)-1-k*len(all)/len(out)]
 		s.note(i)
 		out[k].service = i
-		out[k].endpoint, err = s.c.move(ctx, i)
+		out[k].endpoint, err = s.c.replace(ctx, i)
 		return err
 	})
 	return out, err
 }
 
-// check says whether waiting goes on.
+// check returns an error if waiting must end.
 func (s *session) check(ctx context.Context, p *run, deadline time.Time) error {
 	select {
 	case <-p.Done():
@@ -156,7 +156,7 @@ func (s *session) check(ctx context.Context, p *run, deadline time.Time) error {
 	default:
 	}
 	if time.Now().After(deadline) {
-		return errCutOff
+		return errTimeout
 	}
 	return nil
 }
@@ -175,9 +175,9 @@ func (s *session) waitAll(ctx context.Context, p *run) error {
 
 // waitFor waits until some Services answer.
 func (s *session) waitFor(ctx context.Context, p *run, services []int) error {
-	deadline := time.Now().Add(s.o.cut)
+	deadline := time.Now().Add(s.o.startTimeout)
 	for _, i := range services {
-		for knock(s.c.vip(i), 5*time.Millisecond) != nil {
+		for probe(s.c.vip(i), 5*time.Millisecond) != nil {
 			if err := s.check(ctx, p, deadline); err != nil {
 				return err
 			}
@@ -187,14 +187,14 @@ func (s *session) waitFor(ctx context.Context, p *run, services []int) error {
 	return nil
 }
 
-// waitMoved waits until every changed Service answers with its new endpoint only.
-func (s *session) waitMoved(ctx context.Context, p *run, wants []want) error {
-	deadline := time.Now().Add(s.o.cut)
+// waitReplaced waits until every changed Service answers with its new endpoint only.
+func (s *session) waitReplaced(ctx context.Context, p *run, wants []want) error {
+	deadline := time.Now().Add(s.o.startTimeout)
 	for inSync := false; !inSync; {
 		inSync = true
 		for _, w := range wants {
 			for {
-				got, _, err := ask(s.c.vip(w.service), 100*time.Millisecond)
+				got, _, err := fetch(s.c.vip(w.service), 100*time.Millisecond)
 				if err == nil && got == w.endpoint {
 					break
 				}
@@ -217,7 +217,7 @@ func (s *session) everythingAnswers() error {
 }
 
 func answers(to netip.AddrPort) error {
-	if _, _, err := ask(to, 5*time.Second); err != nil {
+	if _, _, err := fetch(to, 5*time.Second); err != nil {
 		return fmt.Errorf("%s does not answer: %w", to, err)
 	}
 	return nil

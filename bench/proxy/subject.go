@@ -15,7 +15,7 @@ const (
 
 // startProxy starts a proxy. Both read the same configuration. Periods between syncs are each one's default; the client's
 // rate limit is raised for both, because a first list is a single request anyway.
-func startProxy(o options, c *cluster, who, mode, dir string) (*harness.Process, error) {
+func startProxy(o options, c *cluster, subject, mode, dir string) (*harness.Process, error) {
 	data, err := json.Marshal(map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": mode,
 		"clientConnection": map[string]any{"kubeconfig": c.api.Kubeconfig, "qps": 1000, "burst": 2000},
@@ -26,12 +26,12 @@ func startProxy(o options, c *cluster, who, mode, dir string) (*harness.Process,
 	if err != nil {
 		return nil, err
 	}
-	config := filepath.Join(dir, who+".config")
+	config := filepath.Join(dir, subject+".config")
 	if err := os.WriteFile(config, data, 0o600); err != nil {
 		return nil, err
 	}
-	if who == kube {
-		return harness.Start(dir, who, o.kubeProxy, "--config", config)
+	if subject == kube {
+		return harness.Start(dir, subject, o.kubeProxy, "--config", config)
 	}
-	return harness.Start(dir, who, o.portal, "proxy", "--config", config)
+	return harness.Start(dir, subject, o.portal, "proxy", "--config", config)
 }

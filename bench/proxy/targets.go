@@ -44,11 +44,11 @@ func times(at report.At, name string, goal float64) {
 
 // grows sees that more Services make a figure no worse than a limit, as a multiple of that with the fewest.
 func grows(r *report.Report, at, fewest report.At, name, growth string, limit float64) {
-	for _, who := range []string{kube, portal} {
-		few, ok := r.Find(fewest.Place, name, who)
-		many, there := r.Find(at.Place, name, who)
+	for _, subject := range []string{kube, portal} {
+		few, ok := r.Find(fewest.Place, name, subject)
+		many, there := r.Find(at.Place, name, subject)
 		if ok && there && few.Value > 0 {
-			at.Lower(who, growth, many.Value/few.Value, "×")
+			at.Lower(subject, growth, many.Value/few.Value, "×")
 		}
 	}
 	at.WantWithin(portal, growth, limit)

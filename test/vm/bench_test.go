@@ -30,7 +30,7 @@ cd /tmp
 cp %s portal
 cp %s kube-proxy
 export PORTAL_BINARY=/tmp/portal
-%s -portal /tmp/portal -kube-proxy /tmp/kube-proxy -modes ipvs -services 1000 -mix "" -situations clean,restart -starts 1 -haproxy=false -churn 0 -connections 300 -changes 5 -patience 10m
+%s -portal /tmp/portal -kube-proxy /tmp/kube-proxy -modes ipvs -services 1000 -mix "" -situations clean,restart -starts 1 -haproxy=false -churn 0 -connections 300 -changes 5 -change-timeout 10m
 `, vm.Host+harness.Portal(), vm.Host+resolved(b, harness.Peer("kube-proxy")), vm.Host+bench)})
 		if r.Exit != 0 {
 			b.Fatalf("exit %d after %v:\n%s", r.Exit, r.Took, r.Output)
