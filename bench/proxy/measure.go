@@ -11,11 +11,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"portal/bench/report"
+	"portal/internal/proxy/nf"
 )
 
 // The names of the figures that targets are about.
@@ -229,25 +229,29 @@ func (s *session) firstBytes() error {
 // ruleAcceptance is how long the kernel alone takes to accept one more rule into the table as it is, in milliseconds: for
 // any changed rule the kernel validates everything that packets can reach.
 func ruleAcceptance() (float64, error) {
-	conn, err := nftables.New()
+	conn, err := nf.Dial()
 	if err != nil {
 		return 0, err
 	}
-	table := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "nat"}
-	chain := conn.AddChain(&nftables.Chain{Name: "BENCH-ACCEPTANCE", Table: table})
-	if err := conn.Flush(); err != nil {
+	defer conn.Close()
+	table, chain := &nf.Table{Family: unix.NFPROTO_IPV4, Name: "nat"}, "BENCH-ACCEPTANCE"
+	b := nf.NewBatch()
+	b.SharedChain(table, chain, nf.Hook{})
+	if err := conn.Commit(b); err != nil {
 		return 0, fmt.Errorf("a chain in the nat table: %w", err)
 	}
 	var all []time.Duration
 	for range 15 {
-		time.Sleep(150 * time.Millisecond) // as before each change: so that the processor's caches are as cold
-		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}})
+		time.Sleep(150 * time.Millisecond) // as before each change: the processor's caches forget
+		b := nf.NewBatch()
+		b.SharedRule(table, chain, 0, false, nf.Return.Append)
 		begin := time.Now()
-		if err := conn.Flush(); err != nil {
+		if err := conn.Commit(b); err != nil {
 			return 0, fmt.Errorf("a rule in the nat table: %w", err)
 		}
 		all = append(all, time.Since(begin))
 	}
-	conn.DelChain(chain)
-	return report.Quantile(all, 0.5), conn.Flush()
+	b = nf.NewBatch()
+	b.DeleteSharedChainLast(table, chain)
+	return report.Quantile(all, 0.5), conn.Commit(b)
 }

@@ -4,131 +4,86 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
-
-	"golang.org/x/sys/unix"
+	"time"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
-	"portal/internal/proxy/backend"
+	"portal/internal/proxy/nf"
 )
 
 // tablesBackend is the mode at work.
 type tablesBackend struct {
 	mark     mark
+	log      *slog.Logger
+	now      func() time.Time
 	tools    map[intent.Family]tool
 	rulesets map[intent.Family]*ruleset
 	// direct is nil where commands write.
 	direct *direct
-	// closed: packets don't come to what was written yet. writing gets the outcome of what is still being prepared.
-	closed  bool
-	writing chan error
-	// unsure: the last Apply failed or there was none, so that what the tables hold is not what rulesets say. relook: commands
-	// have written it, and which chains there are is not known.
-	unsure, relook bool
+	// retry is when netlink is tried again after a fallback to commands, after waiting for pause.
+	retry     time.Time
+	pause     time.Duration
+	fallbacks uint64
+	// unsure: the last Apply failed or there was none, so that what the tables hold is not what rulesets say.
+	unsure bool
 	// localnet: we have turned route_localnet on, and the table doesn't say so yet.
 	localnet bool
 }
 
-// Close leaves all in the kernel.
+// Close leaves everything in the kernel.
 func (b *tablesBackend) Close() error {
 	if b.direct == nil {
 		return nil
 	}
-	_ = b.prepared()
-	return b.direct.socket.Close()
+	return b.direct.Close()
 }
 
+// Fallbacks counts how often commands had to write because netlink failed.
+func (b *tablesBackend) Fallbacks() uint64 { return b.fallbacks }
+
+// After a fallback commands write for a time, which doubles with each fallback in a row.
+const firstPause, longestPause = time.Minute, time.Hour
+
 // Apply writes what changed, over netlink where the tables are nf_tables'. What that can't do (a kernel may know an
-// extension in another revision) is for the commands, which from then on write everything.
+// extension in another revision) the commands do, which then write for a time.
 func (b *tablesBackend) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
-	full := delta.Full || delta.Facts || b.unsure || b.relook
+	full := delta.Full || delta.Facts || b.unsure
 	b.unsure = true
-	_ = b.prepared() // if that failed, there is nothing to go on from
-	if b.direct == nil {
+	if b.direct == nil || b.now().Before(b.retry) {
 		return b.command(ctx, next, delta, full)
 	}
-	err := b.write(ctx, next, delta, full && (!delta.Ahead || delta.Facts || !b.closed), false)
+	err := b.write(ctx, next, delta, full || !b.retry.IsZero())
 	if err == nil {
-		b.unsure, b.relook, b.localnet, b.closed = false, false, false, false
+		b.unsure, b.localnet, b.retry, b.pause = false, false, time.Time{}, 0
 		return nil
 	}
-	b.closed = false
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if failed := b.command(ctx, next, delta, true); failed != nil {
 		return failed
 	}
-	if full && !passing(err) {
-		// It was no surprise in the tables, then.
-		_ = b.direct.socket.Close()
-		b.direct = nil
-	}
-	b.relook = b.direct != nil
+	b.fallbacks++
+	b.pause = min(max(firstPause, 2*b.pause), longestPause)
+	b.retry = b.now().Add(b.pause)
+	b.log.Warn("netlink failed, falling back to the iptables commands", "err", err, "retry", b.pause, "fallbacks", b.fallbacks)
 	return nil
 }
 
-// passing says whether an error may be another the next time.
-func passing(err error) bool {
-	for _, errno := range []unix.Errno{unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR} {
-		if errors.Is(err, errno) {
-			return true
-		}
-	}
-	return false
-}
-
-// enough is how many frontends are worth a transaction.
-const enough = 64
-
-// Prepare writes everything but the jumps by which packets come in.
-func (b *tablesBackend) Prepare(ctx context.Context, next *plan.Snapshot) error {
-	if b.direct == nil {
-		return fmt.Errorf("%w: commands take longer than lists", errors.ErrUnsupported)
-	}
-	if b.closed && (next.Changed() < enough || len(b.writing) < cap(b.writing)) {
-		return backend.ErrLater
-	}
-	if err := b.prepared(); err != nil {
-		return err
-	}
-	delta := next.Delta()
-	b.unsure = true
-	if err := b.write(ctx, next, delta, !delta.Ahead || delta.Facts, true); err != nil {
-		b.closed = false
-		return err
-	}
-	b.closed = true
-	return nil
-}
-
-// prepared waits until what is being prepared has been.
-func (b *tablesBackend) prepared() error {
-	if b.writing == nil {
-		return nil
-	}
-	err := <-b.writing
-	b.writing = nil
-	if err != nil {
-		b.closed = false
-	}
-	return err
-}
-
-// write writes what changed in one transaction. closed: packets are not to come in yet.
-func (b *tablesBackend) write(ctx context.Context, next *plan.Snapshot, delta *plan.Delta, full, closed bool) error {
-	t := begin()
+// write writes what changed in one transaction.
+func (b *tablesBackend) write(ctx context.Context, next *plan.Snapshot, delta *plan.Delta, full bool) error {
+	batch := nf.NewBatch()
 	fresh := maps.Clone(b.rulesets)
 	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
 		tool, ok := b.tools[f]
 		switch wanted := slices.Contains(next.Facts.Families, f); {
 		case !ok && wanted:
 			return missing(f)
-		case !wanted && !closed && (full || b.closed) && ok:
+		case !wanted && full && ok:
 			delete(fresh, f)
 			if err := tool.clear(ctx); err != nil {
 				return err
@@ -140,46 +95,37 @@ func (b *tablesBackend) write(ctx context.Context, next *plan.Snapshot, delta *p
 			}
 			r := newRuleset(f, b.mark, next, liberal())
 			r.takeOver(have)
-			if closed && open(have) {
-				return backend.ErrServing
-			}
-			if !closed {
-				err = b.open(r, next.Facts, have)
-			}
-			if err != nil {
+			if err := b.open(r, next.Facts, have); err != nil {
 				return err
 			}
-			r.there = map[string]map[string]bool{}
 			for _, table := range tables {
-				t.prepare(f, table, all[table])
-				r.there[table] = map[string]bool{}
+				ensureBuiltin(batch, f, table, all[table])
 				for _, name := range have[table].chains {
-					r.there[table][name] = true
+					if r.there[table][name] = 1; name == localnetChain { // how many doesn't matter: it is flushed
+						r.there[table][name] = 0
+					}
 				}
 			}
 			fresh[f] = r
 		case wanted:
 			fresh[f].update(next, delta)
-			if b.closed && !closed {
-				if err := b.open(fresh[f], next.Facts, nil); err != nil {
-					return err
-				}
-			}
 		}
 		if r := fresh[f]; r != nil {
 			for _, table := range tables {
-				t.write(f, table, r.section(table), r.there[table])
+				r.section(table).write(batch, f, table, r.there[table])
 			}
 		}
 	}
 	b.rulesets = fresh
-	if closed {
-		// Meanwhile more is planned.
-		b.writing = make(chan error, 1)
-		go func(d *direct, outcome chan<- error) { outcome <- d.commit(t) }(b.direct, b.writing)
-		return nil
+	if !batch.Empty() {
+		if err := b.direct.Commit(batch); err != nil {
+			return err
+		}
 	}
-	return b.direct.commit(t)
+	for _, r := range fresh {
+		r.written()
+	}
+	return nil
 }
 
 // command writes what changed through the commands. A table changes at once; after a failure between two tables or families
@@ -211,7 +157,9 @@ func (b *tablesBackend) command(ctx context.Context, next *plan.Snapshot, delta 
 			err = b.replace(ctx, t, next, before[f])
 		case wanted:
 			b.rulesets[f].update(next, delta)
-			err = t.restore(ctx, b.rulesets[f].print())
+			if err = t.restore(ctx, b.rulesets[f].print()); err == nil {
+				b.rulesets[f].written()
+			}
 		}
 		if err != nil {
 			return err
@@ -246,20 +194,10 @@ func (b *tablesBackend) replace(ctx context.Context, t tool, next *plan.Snapshot
 	if err := t.restore(ctx, r.print()); err != nil {
 		return err
 	}
+	// Chains that are kept as they are, but not ours to write, count too.
+	r.written()
 	b.rulesets[t.family] = r
 	return nil
-}
-
-// open says whether packets come in.
-func open(have map[string]found) bool {
-	for _, f := range have {
-		for _, there := range f.jumps {
-			if there {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 func (r *ruleset) section(table string) *section {
@@ -274,7 +212,7 @@ func (r *ruleset) takeOver(have map[string]found) {
 	for _, table := range tables {
 		s := r.section(table)
 		for _, name := range have[table].chains {
-			if _, stays := s.write[name]; !stays && name != localnetChain {
+			if _, stays := s.whole[name]; !stays && name != localnetChain {
 				s.remove(name)
 			}
 		}
@@ -297,57 +235,39 @@ func (b *tablesBackend) open(r *ruleset, facts *plan.Facts, have map[string]foun
 		}
 	}
 	for _, table := range tables {
-		for _, jump := range jumps[table] {
-			if !have[table].jumps["-A "+jump] {
+		for _, j := range jumps[table] {
+			if !have[table].jumps["-A "+j.String()] {
 				s := r.section(table)
-				s.jumps = append(s.jumps, "-I "+jump)
+				s.enter = append(s.enter, j)
 			}
 		}
 	}
 	return nil
 }
 
-// Check looks at the jumps, and at the chains that a flush of ours would have emptied.
+// Check counts the rules of each of our chains and looks for the jumps to them. Over netlink it costs one question while
+// nobody else changes anything in nf_tables.
 func (b *tablesBackend) Check(ctx context.Context) error {
 	if b.unsure || len(b.rulesets) == 0 {
 		return errors.New("what the tables hold is not known")
 	}
-	for f := range b.rulesets {
-		if b.direct != nil {
-			if err := b.direct.check(f); err != nil {
+	if b.direct == nil {
+		return b.compare(func(f intent.Family, table string) (found, error) { return b.tools[f].list(ctx, table) })
+	}
+	return b.direct.Verify(func() error { return b.compare(b.direct.contents) })
+}
+
+func (b *tablesBackend) compare(contents func(intent.Family, string) (found, error)) error {
+	for f, r := range b.rulesets {
+		for _, table := range tables {
+			have, err := contents(f, table)
+			if err != nil {
 				return err
 			}
-			continue
-		}
-		t := b.tools[f]
-		for _, table := range tables {
-			if _, err := t.run(ctx, nil, t.name(""), "-w", lockWait, "-t", table, "-S", canaryChain); err != nil {
-				return fmt.Errorf("the %s table was flushed: %w", table, err)
-			}
-			for _, jump := range jumps[table] {
-				from, to, _ := strings.Cut(jump, " -j ")
-				if err := t.has(ctx, table, from, "-A "+jump); err != nil {
-					return err
-				}
-				if err := t.has(ctx, table, to, "-A "+to+" "); err != nil {
-					return err
-				}
+			if err := r.missing(table, have); err != nil {
+				return fmt.Errorf("IPv%d: %w", f, err)
 			}
 		}
 	}
 	return nil
-}
-
-// has says whether a chain holds a rule that begins so.
-func (t tool) has(ctx context.Context, table, chain, rule string) error {
-	text, err := t.run(ctx, nil, t.name(""), "-w", lockWait, "-t", table, "-S", chain)
-	if err != nil {
-		return err
-	}
-	for line := range strings.Lines(string(text)) {
-		if strings.HasPrefix(strings.TrimSuffix(line, "\n")+" ", strings.TrimSuffix(rule, " ")+" ") {
-			return nil
-		}
-	}
-	return fmt.Errorf("the %s table's chain %s has lost its rule %q", table, chain, rule)
 }

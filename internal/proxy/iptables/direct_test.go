@@ -1,16 +1,20 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
-	"errors"
+	"log/slog"
+	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
-	"portal/internal/proxy/backend"
+	"portal/internal/proxy/nf"
+	"portal/internal/proxy/nf/nftest"
 )
 
 // started is the nft variant at work on some Services, in a namespace of its own.
@@ -60,129 +64,88 @@ func saved(t *testing.T, f intent.Family) map[string]int {
 	return out
 }
 
-// When the kernel refuses what we say, commands say it; and if they are the better speakers, they go on.
-func TestCommandsTakeOver(t *testing.T) {
+// When the kernel refuses what we write, commands write it for a time; then netlink is tried again.
+func TestFallBackAndReturn(t *testing.T) {
 	b, s := started(t, 100)
+	now := time.Now()
+	b.now = func() time.Time { return now }
+	var log bytes.Buffer
+	b.log = slog.New(slog.NewTextHandler(&log, nil))
 	applied(t, b, s)
-	refuse := func([]byte) error { return unix.EOPNOTSUPP }
-	works := b.direct.transact
-	b.direct.transact = refuse
-	grow(s, 7, 3)
-	applied(t, b, s)
-	if b.direct == nil {
-		t.Fatal("one change that was refused, and commands write everything")
-	}
-	if saved(t, intent.IPv4)["nat -A PORTAL-SERVICES -j PORTAL-VIPS"] != 1 {
-		t.Fatal("the command wrote nothing")
-	}
-	b.direct.transact = works
-	grow(s, 8, 3)
-	applied(t, b, s)
-	want := saved(t, intent.IPv4)
-	for rule, n := range want {
-		if n != 1 {
-			t.Errorf("%d times: %s", n, rule)
+	faults := nftest.On(b.direct.Socket)
+	refuse := func(nf.Message) unix.Errno { return unix.EOPNOTSUPP }
+	expect := func(when string, fallbacks uint64, overNetlink bool) {
+		t.Helper()
+		if b.fallbacks != fallbacks {
+			t.Errorf("%s: %d fallbacks, not %d", when, b.fallbacks, fallbacks)
 		}
-	}
-	if err := b.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
-	b.direct.transact = refuse
-	s.Forget()
-	applied(t, b, s)
-	if b.direct != nil {
-		t.Error("all was refused, and still commands do not write")
-	}
-	if got := saved(t, intent.IPv4); len(got) != len(want) {
-		t.Errorf("%d rules, not %d", len(got), len(want))
-	}
-	if err := b.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
-}
-
-// What was prepared and then refused is written by Apply, once.
-func TestPreparingFails(t *testing.T) {
-	for _, late := range []bool{false, true} {
-		b, s := started(t, 100)
-		works := b.direct.transact
-		prepare := func() error {
-			err := b.Prepare(t.Context(), s)
-			if err == nil {
-				s.Prepared()
-			}
-			return err
-		}
-		if late {
-			if err := prepare(); err != nil {
-				t.Fatal(err)
-			}
-			for n := range 100 {
-				grow(s, 100+n, 2)
-			}
-			if err := b.prepared(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		b.direct.transact = func([]byte) error { return unix.ENOMEM }
-		if err := prepare(); err != nil {
-			t.Fatal(err) // it is known later
-		}
-		if err := b.prepared(); !errors.Is(err, unix.ENOMEM) {
-			t.Fatalf("preparing led to %v", err)
-		}
-		b.direct.transact = works
+		before := faults.Transactions
+		grow(s, 7, 1+len(s.Services[cluster(7, 0).Service.Key].Frontends[0].Routes[0].Pool.Endpoints)%4)
 		applied(t, b, s)
-		rules := saved(t, intent.IPv4)
-		for rule, n := range rules {
+		if (faults.Transactions > before) != overNetlink {
+			t.Errorf("%s: %d transactions over netlink", when, faults.Transactions-before)
+		}
+		for rule, n := range saved(t, intent.IPv4) {
 			if n != 1 {
-				t.Errorf("%d times: %s", n, rule)
+				t.Errorf("%s: %d times: %s", when, n, rule)
 			}
 		}
 		if err := b.Check(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if !late {
-			continue
-		}
-		fresh, same := started(t, 200)
-		applied(t, fresh, same)
-		if want := saved(t, intent.IPv4); len(dnats(rules)) != len(dnats(want)) {
-			t.Errorf("%d endpoints, not %d", len(dnats(rules)), len(dnats(want)))
+			t.Errorf("%s: %v", when, err)
 		}
 	}
+	expect("at first", 0, true)
+	faults.Refuse = refuse
+	expect("when netlink fails", 0, true)
+	faults.Refuse = nil
+	expect("right after it", 1, false)
+	if !strings.Contains(log.String(), "falling back") {
+		t.Errorf("the log says %q", log.String())
+	}
+	now = now.Add(firstPause)
+	expect("a minute later", 1, true)
+	expect("afterwards", 1, true)
+	// Fallbacks in a row are paid with longer pauses, but never for ever.
+	faults.Refuse = refuse
+	for n := range 10 {
+		grow(s, 8, 1+n%4)
+		applied(t, b, s)
+		now = now.Add(longestPause)
+	}
+	if b.fallbacks != 11 || b.pause != longestPause {
+		t.Errorf("%d fallbacks, the last for %v", b.fallbacks, b.pause)
+	}
+	faults.Refuse = nil
+	expect("when netlink works again", 11, true)
 }
 
-func dnats(rules map[string]int) (out []string) {
-	for rule := range rules {
-		if strings.Contains(rule, "-j DNAT") {
-			out = append(out, rule)
+// TestDrift: whatever is missing of ours is noticed and named, one rule of a leaf too.
+func TestDrift(t *testing.T) {
+	for _, commands := range []bool{false, true} {
+		b, s := started(t, 100)
+		if commands {
+			b.direct = nil
 		}
-	}
-	return out
-}
-
-// TestPreparesWhileWriting: what comes while the kernel is busy waits, and nothing is lost.
-func TestPreparesWhileWriting(t *testing.T) {
-	b, s := started(t, 100)
-	works, free := b.direct.transact, make(chan struct{})
-	b.direct.transact = func(msg []byte) error { <-free; return works(msg) }
-	if err := b.Prepare(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
-	s.Prepared()
-	for n := range 100 {
-		grow(s, 100+n, 2)
-	}
-	if err := b.Prepare(t.Context(), s); !errors.Is(err, backend.ErrLater) {
-		t.Fatalf("while the kernel was busy, preparing led to %v", err)
-	}
-	close(free)
-	applied(t, b, s)
-	if n := len(dnats(saved(t, intent.IPv4))); n != 400 {
-		t.Errorf("%d endpoints, not 400", n)
-	}
-	if err := b.Check(t.Context()); err != nil {
-		t.Error(err)
+		for _, c := range []struct{ harm, names string }{
+			{"iptables-nft -t nat -D PORTAL-MARK 1", "PORTAL-MARK has 1 rules instead of 2"},
+			{"iptables-nft -t nat -D $(iptables-nft -t nat -S | grep -m1 -o 'PORTAL-VIPS-[0-9]* .*DNAT.*')", "PORTAL-VIPS-"},
+			{"iptables-nft -t nat -A PORTAL-SERVICES -j RETURN", "PORTAL-SERVICES has"},
+			{"iptables-nft -t filter -D FORWARD -j PORTAL-FORWARD", "FORWARD -j PORTAL-FORWARD"},
+			{"iptables-nft -t filter -F PORTAL-NEW", "PORTAL-NEW has 0 rules"},
+			{"iptables-nft -t nat -F", "PREROUTING -j PORTAL-SERVICES"},
+			{"nft flush ruleset", "PORTAL-"},
+		} {
+			s.Forget()
+			applied(t, b, s)
+			if err := b.Check(t.Context()); err != nil {
+				t.Fatalf("before %q: %v", c.harm, err)
+			}
+			if out, err := exec.Command("sh", "-c", c.harm).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v %s", c.harm, err, out)
+			}
+			if err := b.Check(t.Context()); err == nil || !strings.Contains(err.Error(), c.names) {
+				t.Errorf("after %q (commands: %v): %v", c.harm, commands, err)
+			}
+		}
 	}
 }

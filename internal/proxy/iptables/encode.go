@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -38,8 +37,8 @@ var everyone = pattern{true, true, true}
 type encoding struct {
 	family intent.Family
 	mark   mark
-	// pods are the matches for packets from Pods; none where Pods can't be told.
-	pods []string
+	// pods are the matches for packets from Pods; none where Pods can't be told from others.
+	pods []rule
 	// usual is what cluster IPs do with the source. It is marked before the tree is entered, so that a frontend that does
 	// the usual thing needs no rule for it.
 	usual pattern
@@ -56,18 +55,18 @@ func newEncoding(f intent.Family, m mark, facts *plan.Facts) *encoding {
 	return e
 }
 
-func podMatches(f intent.Family, d *plan.Detector) []string {
-	var out []string
+func podMatches(f intent.Family, d *plan.Detector) []rule {
+	var out []rule
 	for _, p := range d.Prefixes {
 		if intent.FamilyOf(p.Addr()) == f {
-			out = append(out, "-s "+p.String())
+			out = append(out, rule{src: within(p)})
 		}
 	}
 	if d.Interface != "" {
-		out = append(out, "-i "+d.Interface)
+		out = append(out, rule{in: d.Interface})
 	}
 	if d.InterfacePrefix != "" {
-		out = append(out, "-i "+d.InterfacePrefix+"+")
+		out = append(out, rule{in: d.InterfacePrefix + "+"})
 	}
 	return out
 }
@@ -80,16 +79,16 @@ type output struct {
 }
 
 // chains are rules by the name of their chain.
-type chains = map[string][]string
+type chains = map[string][]rule
 
 // place is a spot with its rules.
 type place struct {
 	spot
-	rules []string
+	rules []rule
 }
 
 // at returns the rules of a spot, nil where there are none.
-func (o *output) at(tree int, s spot) []string {
+func (o *output) at(tree int, s spot) []rule {
 	for _, p := range o.spots[tree] {
 		if p.spot == s {
 			return p.rules
@@ -139,38 +138,39 @@ func (e *encoding) compile(frontends []*plan.Frontend, check *plan.HealthCheck) 
 	return &c.out
 }
 
-func (c *compiler) put(tree int, s spot, rules []string) {
+func (c *compiler) put(tree int, s spot, rules []rule) {
 	if len(rules) > 0 {
 		c.out.spots[tree] = append(c.out.spots[tree], place{s, rules})
 	}
 }
 
-func healthRules(s spot) []string {
-	return []string{fmt.Sprintf("-p tcp --dport %d -j ACCEPT", s.port)}
+func healthRules(s spot) []rule {
+	return []rule{{proto: intent.TCP, ports: onePort(s.port), to: accepts}}
 }
 
 // match is what the packets to a frontend look like.
-func match(f *plan.Frontend) string {
-	b := make([]byte, 0, 64)
+func match(f *plan.Frontend) rule {
+	r := rule{proto: f.Protocol, ports: onePort(f.Port)}
 	if f.Addr.IsValid() {
-		b = append(f.Addr.AppendTo(append(b, "-d "...)), ' ')
+		r.dst = host(f.Addr)
 	}
-	b = append(append(append(b, "-p "...), protocols[f.Protocol]...), " --dport "...)
-	return string(strconv.AppendUint(b, uint64(f.Port), 10))
+	return r
 }
 
-const fromNode = "-m addrtype --src-type LOCAL"
+var fromNode = rule{local: localSource}
 
 // mark is the bit of a packet's mark that says that its source is to be rewritten.
 type mark uint32
 
-func (m mark) set() string   { return fmt.Sprintf("-j MARK --set-xmark %#x/%#[1]x", uint32(m)) }
-func (m mark) clear() string { return fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", uint32(m)) }
-func (m mark) is() string    { return fmt.Sprintf("-m mark --mark %#x/%#[1]x", uint32(m)) }
-func (m mark) isNot() string { return fmt.Sprintf("-m mark ! --mark %#x/%#[1]x", uint32(m)) }
+func (m mark) set() target {
+	return target{kind: setMark, mark: markMatch{uint32(m), uint32(m), false}}
+}
+func (m mark) clear() target { return target{kind: setMark, mark: markMatch{0, uint32(m), false}} }
+func (m mark) is() rule      { return rule{mark: markMatch{uint32(m), uint32(m), false}} }
+func (m mark) isNot() rule   { return rule{mark: markMatch{uint32(m), uint32(m), true}} }
 
 // forward is how packets to a frontend find their pool, nil where nobody is forwarded.
-func (c *compiler) forward(f *plan.Frontend) []string {
+func (c *compiler) forward(f *plan.Frontend) []rule {
 	if !slices.ContainsFunc(f.Routes[:], func(r plan.Route) bool { return r.Verdict == plan.Forward }) {
 		return nil
 	}
@@ -180,87 +180,90 @@ func (c *compiler) forward(f *plan.Frontend) []string {
 	}
 	m := match(f)
 	pool, masquerade, same := c.uniform(f)
-	prelude, plain := "", same
+	var prelude target
+	plain := same
 	if same {
 		prelude, plain = c.prelude(masquerade, usual)
 	}
+	marks := prelude.kind != 0
 	if plain && f.Sources == nil {
-		var rules []string
-		if prelude != "" {
-			rules = append(rules, m+" "+prelude)
+		var rules []rule
+		if marks {
+			rules = append(rules, m.with(prelude))
 		}
 		if f.Affinity == 0 && len(pool.Endpoints) <= inlined {
 			return append(rules, spread(m, pool, 0)...)
 		}
-		return append(rules, m+" -g "+c.pool(pool, f))
+		return append(rules, m.with(goes(c.pool(pool, f))))
 	}
-	var target string
+	var chain string
 	switch {
-	case plain && prelude == "":
-		target = c.pool(pool, f)
+	case plain && !marks:
+		chain = c.pool(pool, f)
 	case plain:
-		target = c.chain(&c.out.nat, f.ID, []string{prelude, "-g " + c.pool(pool, f)})
+		chain = c.chain(&c.out.nat, f.ID, []rule{{to: prelude}, {to: goes(c.pool(pool, f))}})
 	default:
-		target = c.routes(f, usual)
+		chain = c.routes(f, usual)
 	}
 	if f.Sources == nil {
-		return []string{m + " -g " + target}
+		return []rule{m.with(goes(chain))}
 	}
-	var allowed []string
+	var allowed []rule
 	for _, p := range f.Sources {
 		if intent.FamilyOf(p.Addr()) == c.family {
-			allowed = append(allowed, "-s "+p.String()+" -g "+target)
+			allowed = append(allowed, rule{src: within(p), to: goes(chain)})
 		}
 	}
-	return []string{m + " -g " + c.chain(&c.out.nat, f.ID, allowed)}
+	return []rule{m.with(goes(c.chain(&c.out.nat, f.ID, allowed)))}
 }
 
 // inlined is the largest number of endpoints among which a leaf chooses itself. A chain for each pool would be tidier, but
 // takes a rule and a chain more, and the commands take time that grows with the square of the number of chains.
 const inlined = 4
 
-// prelude is what must be done to the mark of packets that have the usual one, and whether one rule can.
-func (c *compiler) prelude(masquerade, usual pattern) (string, bool) {
+// prelude is what must be done to the mark of packets that have the usual one, nothing for the zero value, and whether one
+// rule can.
+func (c *compiler) prelude(masquerade, usual pattern) (target, bool) {
 	switch {
 	case c.same(masquerade, usual):
-		return "", true
+		return target{}, true
 	case c.same(masquerade, everyone):
 		return c.mark.set(), true
 	case c.same(masquerade, pattern{}):
 		return c.mark.clear(), true
 	}
-	return "", false
+	return target{}, false
 }
 
 // routes is a chain that sends packets to a pool by their origin.
 func (c *compiler) routes(f *plan.Frontend, usual pattern) string {
-	var rules []string
+	var rules []rule
 	if !c.same(usual, pattern{}) {
-		rules = append(rules, c.mark.clear())
+		rules = append(rules, rule{to: c.mark.clear()})
 	}
-	rules = append(rules, c.byOrigin(func(o plan.Origin, from string) []string {
+	rules = append(rules, c.byOrigin(func(o plan.Origin, from rule) []rule {
 		r := f.Routes[o]
 		switch {
-		case r.Verdict != plan.Forward && from == "":
+		case r.Verdict != plan.Forward && from == rule{}:
 			return nil
 		case r.Verdict != plan.Forward:
-			return []string{from + "-j RETURN"}
+			return []rule{from.with(returns)}
 		case r.Masquerade:
-			return []string{from + c.mark.set(), from + "-g " + c.pool(r.Pool, f)}
+			return []rule{from.with(c.mark.set()), from.with(goes(c.pool(r.Pool, f)))}
 		}
-		return []string{from + "-g " + c.pool(r.Pool, f)}
+		return []rule{from.with(goes(c.pool(r.Pool, f)))}
 	})...)
 	return c.chain(&c.out.nat, f.ID, rules)
 }
 
 // byOrigin writes rules for each origin, in the order in which the first that applies counts.
-func (c *compiler) byOrigin(rules func(o plan.Origin, from string) []string) []string {
-	var out []string
+func (c *compiler) byOrigin(rules func(o plan.Origin, from rule) []rule) []rule {
+	var out []rule
 	for _, m := range c.pods {
-		out = append(out, rules(plan.FromPod, m+" ")...)
+		out = append(out, rules(plan.FromPod, m)...)
 	}
-	out = append(out, rules(plan.FromNode, fromNode+" ")...)
-	return append(out, rules(plan.FromOutside, "")...)
+	out = append(out, rules(plan.FromNode, fromNode)...)
+	return append(out, rules(plan.FromOutside, rule{})...)
 }
 
 // origins that this node tells apart.
@@ -290,24 +293,24 @@ func (c *compiler) uniform(f *plan.Frontend) (*plan.Pool, pattern, bool) {
 
 // keepOut drops those whom source ranges exclude. They have not been forwarded, which is all that can be told of a
 // packet that arrives here, unless others were refused too. Where everybody is, ranges make no difference.
-func (c *compiler) keepOut(f *plan.Frontend) []string {
+func (c *compiler) keepOut(f *plan.Frontend) []rule {
 	if f.Sources == nil || f.Refused() {
 		return nil
 	}
 	if !slices.ContainsFunc(f.Routes[:], func(r plan.Route) bool { return r.Verdict == plan.Reject }) {
-		return []string{match(f) + " -j DROP"}
+		return []rule{match(f).with(drops)}
 	}
-	var rules []string
+	var rules []rule
 	for _, p := range f.Sources {
 		if intent.FamilyOf(p.Addr()) == c.family {
-			rules = append(rules, "-s "+p.String()+" -j RETURN")
+			rules = append(rules, rule{src: within(p), to: returns})
 		}
 	}
-	return []string{match(f) + " -j " + c.chain(&c.out.filter, f.ID, append(rules, "-j DROP"))}
+	return []rule{match(f).with(jump(c.chain(&c.out.filter, f.ID, append(rules, rule{to: drops}))))}
 }
 
 // refuse is what becomes of the packets that no route forwards.
-func (c *compiler) refuse(f *plan.Frontend) []string {
+func (c *compiler) refuse(f *plan.Frontend) []rule {
 	verdicts := map[plan.Verdict]bool{}
 	for _, o := range c.origins() {
 		if v := f.Routes[o].Verdict; v != plan.Forward {
@@ -318,28 +321,26 @@ func (c *compiler) refuse(f *plan.Frontend) []string {
 	case 0:
 		return nil
 	case 1:
-		// Whoever is forwarded has been, and doesn't come here.
+		// Packets that are forwarded have been, and don't come here.
 		for v := range verdicts {
-			return []string{match(f) + " " + refusal(f, v)}
+			return []rule{match(f).with(refusal(f, v))}
 		}
 	}
-	return []string{match(f) + " -g " + c.chain(&c.out.filter, f.ID, c.byOrigin(func(o plan.Origin, from string) []string {
+	return []rule{match(f).with(goes(c.chain(&c.out.filter, f.ID, c.byOrigin(func(o plan.Origin, from rule) []rule {
 		if v := f.Routes[o].Verdict; v != plan.Forward {
-			return []string{from + "-p " + protocols[f.Protocol] + " " + refusal(f, v)}
+			from.proto = f.Protocol
+			return []rule{from.with(refusal(f, v))}
 		}
-		return []string{from + "-j RETURN"}
-	}))}
+		return []rule{from.with(returns)}
+	}))))}
 }
 
-func refusal(f *plan.Frontend, v plan.Verdict) string {
-	switch {
-	case v == plan.Drop:
-		return "-j DROP"
-	case f.Protocol == intent.TCP:
-		// An ICMP error that comes while connect holds the socket is lost; a reset is not.
-		return "-j REJECT --reject-with tcp-reset"
+func refusal(f *plan.Frontend, v plan.Verdict) target {
+	if v == plan.Drop {
+		return drops
 	}
-	return "-j REJECT"
+	// An ICMP error that comes while connect holds the socket is lost; a reset is not.
+	return target{kind: reject, reset: f.Protocol == intent.TCP}
 }
 
 // pool is the name of the chain that chooses among a pool's endpoints.
@@ -349,7 +350,7 @@ func (c *compiler) pool(p *plan.Pool, f *plan.Frontend) string {
 	if i < 0 {
 		i = len(known)
 		keep(&c.pools, p.ID, append(known, p))
-		keep(&c.out.nat, c.poolName(p.ID, i), spread("-p "+protocols[p.ID.Protocol], p, f.Affinity))
+		keep(&c.out.nat, c.poolName(p.ID, i), spread(rule{proto: p.ID.Protocol}, p, f.Affinity))
 	}
 	return c.poolName(p.ID, i)
 }
@@ -365,7 +366,7 @@ func (c *compiler) name(id plan.PortID) string {
 }
 
 // chain gives a chain to rules, the same one to the same rules.
-func (c *compiler) chain(table *chains, id plan.PortID, rules []string) string {
+func (c *compiler) chain(table *chains, id plan.PortID, rules []rule) string {
 	for name, have := range *table {
 		if strings.HasPrefix(name, c.name(id)) && slices.Equal(have, rules) {
 			return name
@@ -392,24 +393,25 @@ func digest(parts ...string) string {
 }
 
 // spread chooses an endpoint for the packets that match: the one that the client had before, or any with equal chance.
-func spread(match string, p *plan.Pool, affinity time.Duration) []string {
+func spread(match rule, p *plan.Pool, affinity time.Duration) []rule {
 	n := len(p.Endpoints)
-	rules := make([]string, 0, 2*n)
-	note := make([]string, n)
+	rules := make([]rule, 0, 2*n)
+	lists := make([]string, n)
 	if affinity > 0 {
 		for i, ep := range p.Endpoints {
-			list := "PORTAL-" + digest(p.ID.Service.Namespace, p.ID.Service.Name, p.ID.Port, protocols[p.ID.Protocol], ep.Addr.String())
-			note[i] = " -m recent --name " + list + " --set"
-			rules = append(rules, fmt.Sprintf("%s -m recent --name %s --update --seconds %d --reap -j DNAT --to-destination %s",
-				match, list, int(math.Ceil(affinity.Seconds())), ep.Addr))
+			lists[i] = "PORTAL-" + digest(p.ID.Service.Namespace, p.ID.Service.Name, p.ID.Port, protocols[p.ID.Protocol], ep.Addr.String())
+			r := match.with(toEndpoint(ep.Addr))
+			r.recent = recentMatch{lists[i], uint32(math.Ceil(affinity.Seconds()))}
+			rules = append(rules, r)
 		}
 	}
 	for i, ep := range p.Endpoints {
-		chance := ""
+		r := match.with(toEndpoint(ep.Addr))
 		if rest := n - i; rest > 1 {
-			chance = " -m statistic --mode random --probability " + strconv.FormatFloat(1/float64(rest), 'f', 10, 64)
+			r.oneIn = rest
 		}
-		rules = append(rules, match+chance+note[i]+" -j DNAT --to-destination "+ep.Addr.String())
+		r.recent.list = lists[i]
+		rules = append(rules, r)
 	}
 	return rules
 }
@@ -420,21 +422,4 @@ func inOrder(a, b *plan.Frontend) int {
 		return int(a.Kind) - int(b.Kind)
 	}
 	return spotOf(a).compare(spotOf(b))
-}
-
-// hairpin is a program for the bpf match that accepts packets whose source is their destination.
-func hairpin(f intent.Family) string {
-	source, words := 12, 1
-	if f == intent.IPv6 {
-		source, words = 8, 4
-	}
-	const load, toX, equalX, ret = 32, 7, 29, 6
-	code := []string{fmt.Sprint(4*words + 2)}
-	for i := range words {
-		at := source + 4*i
-		toEnd := 4*(words-i-1) + 1
-		code = append(code, fmt.Sprintf("%d 0 0 %d", load, at), fmt.Sprintf("%d 0 0 0", toX),
-			fmt.Sprintf("%d 0 0 %d", load, at+4*words), fmt.Sprintf("%d 0 %d 0", equalX, toEnd))
-	}
-	return strings.Join(append(code, fmt.Sprintf("%d 0 0 65535", ret), fmt.Sprintf("%d 0 0 0", ret)), ",")
 }

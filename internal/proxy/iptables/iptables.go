@@ -8,9 +8,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
@@ -32,12 +35,17 @@ type Options struct {
 	Mark uint32
 	// Commands writes through the commands also where netlink would do.
 	Commands bool
+	// Log gets what happens; nil: the default logger.
+	Log *slog.Logger
 }
 
 // New returns the mode.
 func New(o Options) backend.Mode {
 	if o.Mark == 0 {
 		o.Mark = 1 << 14
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
 	}
 	return &mode{Options: o}
 }
@@ -58,38 +66,52 @@ func (*mode) Traits() backend.Traits {
 	}
 }
 
+// jumpRule is a rule that sends all packets of a built-in chain to one of ours.
+type jumpRule struct{ from, to string }
+
+func (j jumpRule) String() string { return j.from + " -j " + j.to }
+
 // jumps lead from the built-in chains to ours.
-var jumps = map[string][]string{
-	"nat":    {"PREROUTING -j PORTAL-SERVICES", "OUTPUT -j PORTAL-SERVICES", "POSTROUTING -j PORTAL-POSTROUTING"},
-	"filter": {"INPUT -j PORTAL-INPUT", "FORWARD -j PORTAL-FORWARD", "OUTPUT -j PORTAL-OUTPUT"},
+var jumps = map[string][]jumpRule{
+	"nat":    {{"PREROUTING", "PORTAL-SERVICES"}, {"OUTPUT", "PORTAL-SERVICES"}, {"POSTROUTING", "PORTAL-POSTROUTING"}},
+	"filter": {{"INPUT", "PORTAL-INPUT"}, {"FORWARD", "PORTAL-FORWARD"}, {"OUTPUT", "PORTAL-OUTPUT"}},
 }
 
 var tables = []string{"nat", "filter"}
 
 // needs are the parts of the kernel without which the mode can't be, with a rule that uses each.
 var needs = []need{
-	{"the nat table", "nat", "-j RETURN"},
-	{"the filter table", "filter", "-j RETURN"},
-	{"the conntrack match (xt_conntrack)", "filter", "-m conntrack --ctstate NEW -j RETURN"},
-	{"the mark match and target (xt_mark)", "nat", "-m mark --mark 0x4000/0x4000 -j MARK --set-xmark 0x0/0x4000"},
-	{"the statistic match (xt_statistic)", "nat", "-m statistic --mode random --probability 0.5 -j RETURN"},
-	{"the addrtype match (xt_addrtype)", "nat", "-m addrtype --src-type LOCAL -j RETURN"},
-	{"the recent match (xt_recent)", "nat", "-m recent --name PORTAL-PROBE --set -j RETURN"},
-	{"the bpf match (xt_bpf)", "nat", `-m bpf --bytecode "1,6 0 0 0" -j RETURN`},
-	{"the DNAT target (xt_nat)", "nat", "-p tcp -j DNAT --to-destination LOOPBACK:1"},
-	{"the MASQUERADE target (xt_MASQUERADE)", "nat", "-j MASQUERADE --random-fully"},
-	{"the REJECT target (ipt_REJECT, ip6t_REJECT)", "filter", "-p tcp -j REJECT --reject-with tcp-reset"},
+	{"the nat table", "nat", rule{to: returns}},
+	{"the filter table", "filter", rule{to: returns}},
+	{"the conntrack match (xt_conntrack)", "filter", rule{state: stateMatch{states: stateNew}, to: returns}},
+	{"the mark match and target (xt_mark)", "nat", mark(0x4000).is().with(mark(0x4000).clear())},
+	{"the statistic match (xt_statistic)", "nat", rule{oneIn: 2, to: returns}},
+	{"the addrtype match (xt_addrtype)", "nat", rule{local: localSource, to: returns}},
+	{"the recent match (xt_recent)", "nat", rule{recent: recentMatch{list: "PORTAL-PROBE"}, to: returns}},
+	{"the bpf match (xt_bpf)", "nat", rule{hairpin: intent.IPv4, to: returns}},
+	{"the DNAT target (xt_nat)", "nat", rule{proto: intent.TCP, to: target{kind: dnat}}},
+	{"the MASQUERADE target (xt_MASQUERADE)", "nat", rule{to: masquerades}},
+	{"the REJECT target (ipt_REJECT, ip6t_REJECT)", "filter", rule{proto: intent.TCP, to: target{kind: reject, reset: true}}},
 }
 
-type need struct{ what, table, rule string }
+type need struct {
+	what, table string
+	rule        rule
+}
 
 // of is the rule for a family.
-func (n need) of(f intent.Family) string {
-	loopback := loopback4.Addr().Next().String()
-	if f == intent.IPv6 {
-		loopback = "[" + loopback6.String() + "]"
+func (n need) of(f intent.Family) rule {
+	r := n.rule
+	if r.hairpin != 0 {
+		r.hairpin = f
 	}
-	return strings.Replace(n.rule, "LOOPBACK", loopback, 1)
+	if r.to.kind == dnat {
+		r.to.addr = netip.AddrPortFrom(loopback4.Addr().Next(), 1)
+		if f == intent.IPv6 {
+			r.to.addr = netip.AddrPortFrom(loopback6, 1)
+		}
+	}
+	return r
 }
 
 // Probe tries, in a scratch chain, what the mode will ask of the kernel.
@@ -121,7 +143,7 @@ func (m *mode) Probe(ctx context.Context, families []intent.Family) error {
 }
 
 func (t tool) probe(ctx context.Context) error {
-	all := map[string][]string{}
+	all := chains{}
 	for _, n := range needs {
 		all[n.table] = append(all[n.table], n.of(t.family))
 	}
@@ -155,12 +177,16 @@ func (m *mode) Open(ctx context.Context) (backend.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &tablesBackend{mark: mark(m.Mark), rulesets: map[intent.Family]*ruleset{}, tools: map[intent.Family]tool{}}
+	b := &tablesBackend{
+		mark: mark(m.Mark), log: m.Log, now: time.Now, rulesets: map[intent.Family]*ruleset{}, tools: map[intent.Family]tool{},
+	}
 	if v == NFT && !m.Commands {
 		// Without it, commands do.
-		if s, err := m.spare.Take(); err == nil {
-			b.direct = newDirect(s)
+		s, err := m.spare.Take()
+		if err != nil {
+			return nil, err
 		}
+		b.direct = &direct{s}
 	}
 	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
 		if t := (tool{f, v}); t.present() == nil {
@@ -192,7 +218,7 @@ func (t tool) cleanup(ctx context.Context) error {
 			s.remove(name)
 		}
 		for line := range have.jumps {
-			s.jumps = append(s.jumps, "-D"+strings.TrimPrefix(line, "-A"))
+			s.leave = append(s.leave, "-D"+strings.TrimPrefix(line, "-A"))
 		}
 		if s.empty() {
 			continue

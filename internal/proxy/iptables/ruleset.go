@@ -17,8 +17,8 @@ type ruleset struct {
 	trees    [trees]*tree
 	nat      section
 	filter   section
-	// there are the names of the chains in each table, where commands don't see to that.
-	there map[string]map[string]bool
+	// there are the chains in each table, with the number of their rules.
+	there map[string]map[string]int
 }
 
 // service is what a Service's rules were made of.
@@ -29,86 +29,103 @@ type service struct {
 
 // section collects the changes of one table.
 type section struct {
-	write map[string][]string
-	more  map[string][]string // to be added to what is there
+	whole map[string][]rule // chains that are written anew
+	more  map[string][]rule // rules that are added to what is there
 	gone  map[string]bool
-	// jumps are the lines that lead from the built-in chains to ours.
-	jumps []string
+	// enter are the rules by which packets come from built-in chains to ours; leave is the text of those that are deleted.
+	enter []jumpRule
+	leave []string
 }
 
 func newSection() section {
-	return section{write: map[string][]string{}, more: map[string][]string{}, gone: map[string]bool{}}
+	return section{whole: map[string][]rule{}, more: map[string][]rule{}, gone: map[string]bool{}}
 }
 
-func (s *section) empty() bool { return len(s.write)+len(s.more)+len(s.gone)+len(s.jumps) == 0 }
+func (s *section) empty() bool {
+	return len(s.whole)+len(s.more)+len(s.gone)+len(s.enter)+len(s.leave) == 0
+}
 
-func (s *section) set(chain string, rules []string) {
+func (s *section) set(chain string, rules []rule) {
 	delete(s.gone, chain)
 	delete(s.more, chain)
-	s.write[chain] = rules
+	s.whole[chain] = rules
 }
 
 // extend adds rules to a chain that is there, or is about to be.
-func (s *section) extend(chain string, rules []string) {
-	if have, written := s.write[chain]; written {
-		s.write[chain] = append(have, rules...)
+func (s *section) extend(chain string, rules []rule) {
+	if have, written := s.whole[chain]; written {
+		s.whole[chain] = append(have, rules...)
 	} else {
 		s.more[chain] = append(s.more[chain], rules...)
 	}
 }
 
-// rules calls do with all that come, chain by chain.
-func (s *section) rules(do func(chain, rule string)) {
-	for _, list := range []map[string][]string{s.write, s.more} {
+// rules calls do with all that are added, chain by chain.
+func (s *section) rules(do func(chain string, r *rule)) {
+	for _, list := range []map[string][]rule{s.whole, s.more} {
 		for _, name := range slices.Sorted(maps.Keys(list)) {
-			for _, rule := range list[name] {
-				do(name, rule)
+			for i := range list[name] {
+				do(name, &list[name][i])
 			}
 		}
 	}
 }
 
 func (s *section) remove(chain string) {
-	delete(s.write, chain)
+	delete(s.whole, chain)
 	delete(s.more, chain)
 	s.gone[chain] = true
 }
 
+// written notes what a table holds when the changes have been made, and begins anew.
+func (s *section) written(there map[string]int) {
+	for name, rules := range s.whole {
+		there[name] = len(rules)
+	}
+	for name, rules := range s.more {
+		there[name] += len(rules)
+	}
+	for name := range s.gone {
+		delete(there, name)
+	}
+	*s = newSection()
+}
+
 // print writes the changes as iptables-restore reads them. Naming a chain empties or creates it; all of them come before
-// the rules that lead to them, and removed ones go when nothing leads to them any more.
+// the rules that lead to them, and chains are removed when nothing leads to them any more.
 func (s *section) print(b *bufio.Writer, table string) {
 	if s.empty() {
 		return
 	}
 	b.WriteString("*" + table + "\n")
-	names := slices.Sorted(maps.Keys(s.write))
 	removed := slices.Sorted(maps.Keys(s.gone))
 	// The nft variant keeps a sorted list of chains and looks for each one's place from the beginning.
-	declared := slices.Concat(names, removed)
+	declared := slices.Concat(slices.Collect(maps.Keys(s.whole)), removed)
 	slices.Sort(declared)
 	for _, name := range slices.Backward(declared) {
 		b.WriteString(":" + name + " - [0:0]\n")
 	}
-	s.rules(func(name, rule string) {
-		b.WriteString("-A ")
-		b.WriteString(name)
-		b.WriteByte(' ')
-		b.WriteString(rule)
-		b.WriteByte('\n')
+	var line []byte
+	s.rules(func(name string, r *rule) {
+		line = append(append(append(line[:0], "-A "...), name...), ' ')
+		b.Write(append(r.appendText(line), '\n'))
 	})
-	for _, line := range s.jumps {
-		b.WriteString(line + "\n")
+	for _, j := range s.enter {
+		b.WriteString("-I " + j.String() + "\n")
+	}
+	for _, text := range s.leave {
+		b.WriteString(text + "\n")
 	}
 	for _, name := range removed {
 		b.WriteString("-X " + name + "\n")
 	}
 	b.WriteString("COMMIT\n")
-	*s = newSection()
 }
 
 // newRuleset encodes all of a snapshot. With liberal the kernel takes TCP packets outside the window for valid.
 func newRuleset(f intent.Family, m mark, next *plan.Snapshot, liberal bool) *ruleset {
 	r := &ruleset{encoding: newEncoding(f, m, next.Facts), services: map[intent.Key]*service{}, nat: newSection(), filter: newSection()}
+	r.there = map[string]map[string]int{"nat": {}, "filter": {}}
 	for i := range r.trees {
 		r.trees[i] = newTree(treeChains[i])
 	}
@@ -243,7 +260,7 @@ func (r *ruleset) again(next *plan.Snapshot, key intent.Key) *output {
 }
 
 // replace records how a Service's own chains have changed.
-func replace(s *section, before, now map[string][]string) {
+func replace(s *section, before, now chains) {
 	for name, rules := range now {
 		if !slices.Equal(before[name], rules) {
 			s.set(name, rules)
@@ -264,12 +281,12 @@ func (r *ruleset) collect(next *plan.Snapshot, made outputs) {
 		if i == vips || i == nodePorts {
 			s = &r.nat
 		}
-		t.changes(r.family, func(at spot) []string { return r.rules(next, made, i, at) }, s)
+		t.changes(r.family, func(at spot) []rule { return r.rules(next, made, i, at) }, s)
 	}
 }
 
 // rules are those of a spot in a tree.
-func (r *ruleset) rules(next *plan.Snapshot, made outputs, tree int, at spot) []string {
+func (r *ruleset) rules(next *plan.Snapshot, made outputs, tree int, at spot) []rule {
 	if tree == health {
 		return healthRules(at)
 	}
@@ -285,7 +302,7 @@ func (r *ruleset) rules(next *plan.Snapshot, made outputs, tree int, at spot) []
 	return out.at(tree, at)
 }
 
-// print empties the list of changes into the text of one restore, nil where there are none.
+// print is the text of one restore, nil where nothing changes.
 func (r *ruleset) print() script {
 	if r.nat.empty() && r.filter.empty() {
 		return nil
@@ -296,57 +313,69 @@ func (r *ruleset) print() script {
 	}
 }
 
+// written notes that the changes have been made.
+func (r *ruleset) written() {
+	for _, table := range tables {
+		r.section(table).written(r.there[table])
+	}
+}
+
 // base are the chains that are there whatever Services there are.
 func (r *ruleset) base(facts *plan.Facts, liberal bool) {
 	ports := r.portMatches(facts)
-	var mark []string
+	var mark []rule
 	if r.usual[plan.FromOutside] {
 		if !r.usual[plan.FromPod] {
 			for _, m := range r.pods {
-				mark = append(mark, m+" -j RETURN")
+				mark = append(mark, m.with(returns))
 			}
 		}
-		mark = append(mark, r.mark.set())
+		mark = append(mark, rule{to: r.mark.set()})
 	}
-	services := []string{"-j PORTAL-MARK", "-j " + treeChains[vips], r.mark.clear()}
+	state := func(states uint16, t target) rule { return rule{state: stateMatch{states: states}, to: t} }
+	services := []rule{{to: jump("PORTAL-MARK")}, {to: jump(treeChains[vips])}, {to: r.mark.clear()}}
 	for _, m := range ports {
-		services = append(services, m+" -j PORTAL-NODEPORTS")
+		services = append(services, m.with(jump("PORTAL-NODEPORTS")))
 	}
-	for name, rules := range map[string][]string{
+	nat := chains{
 		canaryChain:        nil,
 		"PORTAL-MARK":      mark,
 		"PORTAL-SERVICES":  services,
-		"PORTAL-NODEPORTS": {r.mark.set(), "-j " + treeChains[nodePorts], r.mark.clear()},
+		"PORTAL-NODEPORTS": {{to: r.mark.set()}, {to: jump(treeChains[nodePorts])}, {to: r.mark.clear()}},
 		"PORTAL-POSTROUTING": {
 			// An endpoint that reached itself would answer itself without the node's seeing it.
-			`-m conntrack --ctstate DNAT -m bpf --bytecode "` + hairpin(r.family) + `" ` + r.mark.set(),
-			r.mark.isNot() + " -j RETURN",
+			{state: stateMatch{states: stateDNAT}, hairpin: r.family, to: r.mark.set()},
+			r.mark.isNot().with(returns),
 			// A packet that passes here twice (through a tunnel) must not be rewritten twice.
-			r.mark.clear(),
-			"-j MASQUERADE --random-fully",
+			{to: r.mark.clear()},
+			{to: masquerades},
 		},
-	} {
+	}
+	for name, rules := range nat {
 		r.nat.set(name, rules)
 	}
 	guard := r.guard(facts)
-	fresh := []string{"-m conntrack --ctstate DNAT -j RETURN", "-j " + treeChains[denied], "-j " + treeChains[refused]}
+	fresh := []rule{state(stateDNAT, returns), {to: jump(treeChains[denied])}, {to: jump(treeChains[refused])}}
 	for _, m := range ports {
-		fresh = append(fresh, m+" -j "+treeChains[refusedPorts])
+		fresh = append(fresh, m.with(jump(treeChains[refusedPorts])))
 	}
-	forward := []string{"-m conntrack --ctstate NEW -j PORTAL-NEW"}
+	forward := []rule{state(stateNew, jump("PORTAL-NEW"))}
 	if !liberal {
 		// What conntrack doesn't understand would reach the client with the endpoint's address, which answers with a reset.
-		forward = append(forward, "-m conntrack --ctstate INVALID -j DROP")
+		forward = append(forward, state(stateInvalid, drops))
 	}
 	// Where the policy is to forward nothing, what Services need is forwarded nevertheless.
-	forward = append(forward, r.mark.is()+" -j ACCEPT", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
-	for name, rules := range map[string][]string{
+	forward = append(forward, r.mark.is().with(accepts), state(stateRelated|stateEstablished, accepts))
+	deniedOut := state(stateNew, jump(treeChains[denied]))
+	deniedOut.state2 = stateMatch{states: stateDNAT, not: true}
+	filter := chains{
 		canaryChain:      nil,
 		"PORTAL-FORWARD": forward,
 		"PORTAL-NEW":     fresh,
-		"PORTAL-INPUT":   append(slices.Clone(guard), "-m conntrack --ctstate NEW -j "+treeChains[health], "-m conntrack --ctstate NEW -j PORTAL-NEW"),
-		"PORTAL-OUTPUT":  append(slices.Clone(guard), "-m conntrack --ctstate NEW -m conntrack ! --ctstate DNAT -j "+treeChains[denied]),
-	} {
+		"PORTAL-INPUT":   append(slices.Clone(guard), state(stateNew, jump(treeChains[health])), state(stateNew, jump("PORTAL-NEW"))),
+		"PORTAL-OUTPUT":  append(slices.Clone(guard), deniedOut),
+	}
+	for name, rules := range filter {
 		r.filter.set(name, rules)
 	}
 }
@@ -357,26 +386,27 @@ var (
 )
 
 // portMatches are what packets to an address look like on which node ports are served.
-func (r *ruleset) portMatches(facts *plan.Facts) []string {
+func (r *ruleset) portMatches(facts *plan.Facts) []rule {
 	np := &facts.NodePorts
 	if np.All {
+		any := rule{local: localDestination}
 		switch {
 		case r.family == intent.IPv6:
 			// The kernel has no route_localnet for IPv6.
-			return []string{"-m addrtype --dst-type LOCAL ! -d " + loopback6.String()}
+			any.dst = outside(netip.PrefixFrom(loopback6, 128))
 		case !np.Loopback4:
-			return []string{"-m addrtype --dst-type LOCAL ! -d " + loopback4.String()}
+			any.dst = outside(loopback4)
 		}
-		return []string{"-m addrtype --dst-type LOCAL"}
+		return []rule{any}
 	}
-	var out []string
+	var out []rule
 	for _, a := range np.Addrs {
 		if intent.FamilyOf(a) == r.family && !a.IsLoopback() {
-			out = append(out, "-d "+a.String())
+			out = append(out, rule{dst: host(a)})
 		}
 	}
 	if loopback(r.family, facts) {
-		out = append(out, "-d "+loopback4.String())
+		out = append(out, rule{dst: within(loopback4)})
 	}
 	return out
 }
@@ -387,9 +417,12 @@ func loopback(f intent.Family, facts *plan.Facts) bool {
 }
 
 // guard closes the hole that route_localnet opens: neighbours could send packets to services that listen on 127.0.0.1.
-func (r *ruleset) guard(facts *plan.Facts) []string {
+func (r *ruleset) guard(facts *plan.Facts) []rule {
 	if !loopback(r.family, facts) {
 		return nil
 	}
-	return []string{"-d 127.0.0.0/8 ! -s 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"}
+	return []rule{{
+		dst: within(loopback4), src: outside(loopback4),
+		state: stateMatch{states: stateRelated | stateEstablished | stateDNAT, not: true}, to: drops,
+	}}
 }

@@ -18,12 +18,10 @@ import (
 type written map[string][]string
 
 func (w written) take(table string, s *section) {
-	for name, rules := range s.write {
-		w[table+" "+name] = slices.Clone(rules)
+	for name := range s.whole {
+		w[table+" "+name] = nil
 	}
-	for name, rules := range s.more {
-		w[table+" "+name] = append(w[table+" "+name], rules...)
-	}
+	s.rules(func(name string, r *rule) { w[table+" "+name] = append(w[table+" "+name], r.String()) })
 	for name := range s.gone {
 		delete(w, table+" "+name)
 	}
@@ -40,7 +38,7 @@ func (w written) essence() []string {
 	var out []string
 	for name, rules := range w {
 		for _, rule := range rules {
-			signpost := slices.ContainsFunc(treeChains[:], func(t string) bool { return strings.Contains(rule, " -g "+t+"-") })
+			signpost := slices.ContainsFunc(treeChains[:], func(t string) bool { return strings.Contains(rule, "-g "+t+"-") })
 			inTree := slices.ContainsFunc(treeChains[:], func(t string) bool { return strings.HasSuffix(name, t) || strings.Contains(name, t+"-") })
 			switch {
 			case signpost:

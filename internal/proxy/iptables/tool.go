@@ -139,11 +139,11 @@ func (t tool) restore(ctx context.Context, text script) error {
 const probeChain = "PORTAL-PROBE"
 
 // test says whether the kernel takes some rules, without leaving them there.
-func (t tool) test(ctx context.Context, table string, rules ...string) error {
+func (t tool) test(ctx context.Context, table string, rules ...rule) error {
 	err := t.restore(ctx, func(b *bufio.Writer) {
 		fmt.Fprintf(b, "*%s\n:%s - [0:0]\n", table, probeChain)
 		for _, r := range rules {
-			fmt.Fprintf(b, "-A %s %s\n", probeChain, r)
+			fmt.Fprintf(b, "-A %s %s\n", probeChain, &r)
 		}
 		b.WriteString("COMMIT\n")
 	})
@@ -156,6 +156,7 @@ func (t tool) test(ctx context.Context, table string, rules ...string) error {
 type found struct {
 	chains []string
 	jumps  map[string]bool // by the text of the rule
+	counts map[string]int  // of rules, by chain
 }
 
 // list reads a table.
@@ -178,7 +179,7 @@ func (t tool) look(ctx context.Context, table string) func() (found, error) {
 
 // find looks for what is ours.
 func find(text []byte) (found, error) {
-	f := found{jumps: map[string]bool{}}
+	f := found{jumps: map[string]bool{}, counts: map[string]int{}}
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -187,6 +188,9 @@ func find(text []byte) (found, error) {
 		case bytes.HasPrefix(line, []byte(":"+prefix)):
 			name, _, _ := strings.Cut(string(line[1:]), " ")
 			f.chains = append(f.chains, name)
+		case bytes.HasPrefix(line, []byte("-A "+prefix)):
+			name, _, _ := bytes.Cut(line[3:], []byte(" "))
+			f.counts[string(name)]++
 		case bytes.HasPrefix(line, []byte("-A ")) && !bytes.HasPrefix(line, []byte("-A "+prefix)) && bytes.Contains(line, []byte(" -j "+prefix)):
 			f.jumps[string(line)] = true
 		}

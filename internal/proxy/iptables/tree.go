@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"cmp"
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -325,18 +324,18 @@ func (t test) child(s spot) int {
 }
 
 // matches are what packets to a child look like: one for each rule that leads there.
-func (n *node) matches(i int, f intent.Family) []string {
+func (n *node) matches(i int, f intent.Family) []rule {
 	if n.test.starts == nil {
-		return []string{fmt.Sprintf("-d %s/%s", bits(f, i, n.test.shift), bits(f, fanout-1, n.test.shift))}
+		return []rule{{dst: address{addr: bits(f, i, n.test.shift), mask: bits(f, fanout-1, n.test.shift)}}}
 	}
-	last := 65535
+	last := uint16(65535)
 	if i+1 < len(n.test.starts) {
-		last = int(n.test.starts[i+1]) - 1
+		last = n.test.starts[i+1] - 1
 	}
-	var out []string
+	var out []rule
 	for k, p := range kinds {
 		if n.kids[i].count[k] > 0 {
-			out = append(out, fmt.Sprintf("-p %s --dport %d:%d", protocols[p], n.test.starts[i], last))
+			out = append(out, rule{proto: p, ports: portRange{n.test.starts[i], last}})
 		}
 	}
 	return out
@@ -359,7 +358,7 @@ func bits(f intent.Family, v, shift int) netip.Addr {
 }
 
 // changes adds the chains that changed since the last call to a section. rules are those of a spot.
-func (t *tree) changes(f intent.Family, rules func(spot) []string, to *section) {
+func (t *tree) changes(f intent.Family, rules func(spot) []rule, to *section) {
 	for n := range t.touched {
 		to.set(n.name, n.rules(f, rules))
 	}
@@ -376,8 +375,8 @@ func (t *tree) changes(f intent.Family, rules func(spot) []string, to *section) 
 	t.touched, t.grown, t.dropped = map[*node]bool{}, map[*node][]spot{}, map[string]bool{}
 }
 
-func (n *node) rules(f intent.Family, of func(spot) []string) []string {
-	var out []string
+func (n *node) rules(f intent.Family, of func(spot) []rule) []rule {
+	var out []rule
 	if !n.split {
 		for _, s := range n.spots {
 			out = append(out, of(s)...)
@@ -389,7 +388,7 @@ func (n *node) rules(f intent.Family, of func(spot) []string) []string {
 			continue
 		}
 		for _, m := range n.matches(i, f) {
-			out = append(out, m+" -g "+k.name)
+			out = append(out, m.with(goes(k.name)))
 		}
 	}
 	return out

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -14,12 +13,12 @@ import (
 )
 
 // kernel holds a tree's chains and walks through them as packets do.
-type kernel map[string][]string
+type kernel map[string][]rule
 
 func (k kernel) take(t *tree, f intent.Family) {
 	changed := newSection()
-	t.changes(f, func(s spot) []string { return []string{fmt.Sprint(s)} }, &changed)
-	maps.Copy(k, changed.write)
+	t.changes(f, func(s spot) []rule { return []rule{{in: fmt.Sprint(s)}} }, &changed)
+	maps.Copy(k, changed.whole)
 	for chain, rules := range changed.more {
 		k[chain] = append(k[chain], rules...)
 	}
@@ -40,15 +39,14 @@ func (k kernel) walk(t fataler, chain string, s spot) (rule string, looked int) 
 		next := ""
 		for _, r := range rules {
 			looked++
-			match, to, jump := strings.Cut(r, " -g ")
-			if !jump {
-				if r == fmt.Sprint(s) {
-					return r, looked
+			if r.to.kind != goTo {
+				if r.in == fmt.Sprint(s) {
+					return r.in, looked
 				}
 				continue
 			}
-			if fits(t, match, s) {
-				next = to
+			if fits(r, s) {
+				next = r.to.chain
 				break
 			}
 		}
@@ -61,10 +59,9 @@ func (k kernel) walk(t fataler, chain string, s spot) (rule string, looked int) 
 	return "", 0
 }
 
-func fits(t fataler, match string, s spot) bool {
-	if want, ok := strings.CutPrefix(match, "-d "); ok {
-		value, mask, _ := strings.Cut(want, "/")
-		v, m, a := netip.MustParseAddr(value).AsSlice(), netip.MustParseAddr(mask).AsSlice(), s.addr.AsSlice()
+func fits(r rule, s spot) bool {
+	if r.dst.addr.IsValid() {
+		v, m, a := r.dst.addr.AsSlice(), r.dst.mask.AsSlice(), s.addr.AsSlice()
 		for i := range a {
 			if a[i]&m[i] != v[i] {
 				return false
@@ -72,20 +69,15 @@ func fits(t fataler, match string, s spot) bool {
 		}
 		return true
 	}
-	var proto string
-	var first, last uint16
-	if _, err := fmt.Sscanf(strings.ReplaceAll(match, ":", " "), "-p %s --dport %d %d", &proto, &first, &last); err != nil {
-		t.Fatalf("%q is no match that a tree makes: %v", match, err)
-	}
-	return protocols[s.proto] == proto && first <= s.port && s.port <= last
+	return r.proto == s.proto && r.ports.first <= s.port && s.port <= r.ports.last
 }
 
 // reachable counts the chains that a packet can come to.
 func (k kernel) reachable(chain string) int {
 	n := 1
 	for _, r := range k[chain] {
-		if _, to, jump := strings.Cut(r, " -g "); jump {
-			n += k.reachable(to)
+		if r.to.kind == goTo {
+			n += k.reachable(r.to.chain)
 		}
 	}
 	return n

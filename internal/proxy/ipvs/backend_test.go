@@ -619,12 +619,3 @@ func TestScheduler(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 }
-
-func TestDisjoint(t *testing.T) {
-	p := netip.MustParsePrefix
-	got := disjoint([]netip.Prefix{p("10.1.0.0/16"), p("10.0.0.0/8"), p("10.0.0.0/8"), p("192.0.2.7/24"), p("fd00::/64")})
-	want := []netip.Prefix{p("10.0.0.0/8"), p("192.0.2.0/24"), p("fd00::/64")}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Fatalf("got %v, want %v", got, want)
-	}
-}

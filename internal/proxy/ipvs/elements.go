@@ -7,6 +7,7 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // The sets and maps of our table, one of each in a family.
@@ -83,8 +84,8 @@ func (e *encoded) elements() (out []element) {
 		return out
 	}
 	out = append(out, element{set: rangedSet, key: k})
-	for _, p := range disjoint(e.Sources) {
-		out = append(out, element{set: sourcesSet, key: k + string(p.Addr().AsSlice()), end: k + string(lastOf(p).AsSlice())})
+	for _, p := range nf.Disjoint(e.Sources) {
+		out = append(out, element{set: sourcesSet, key: k + string(p.Addr().AsSlice()), end: k + string(nf.Last(p).AsSlice())})
 	}
 	return out
 }
@@ -107,11 +108,11 @@ func (t *target) elements(at key) map[element]bool {
 	if t == nil || t.affinity == 0 {
 		return out
 	}
-	pool := string(number(at.mark))
+	pool := string(nf.Number(at.mark))
 	out[element{set: stickySet, key: pool, affinity: t.affinity}] = true
 	out[element{set: learnSet, key: pool, affinity: t.affinity}] = true
 	for to, slot := range t.slots {
-		out[element{set: membersSet, key: string(number(at.mark | slot))}] = true
+		out[element{set: membersSet, key: string(nf.Number(at.mark | slot))}] = true
 		out[element{set: slotsSet, key: pool + string(endpointBytes(to)), mark: at.mark | slot}] = true
 	}
 	return out
@@ -134,32 +135,6 @@ func vipElement(a netip.Addr) element { return element{set: vipsSet, key: string
 func hairpinElement(a netip.Addr) element {
 	b := a.AsSlice()
 	return element{set: hairpinSet, key: string(append(b, b...))}
-}
-
-// disjoint leaves out prefixes that others contain: the kernel's intervals may not overlap.
-func disjoint(list []netip.Prefix) (out []netip.Prefix) {
-next:
-	for i, p := range list {
-		p = p.Masked()
-		for j, q := range list {
-			q = q.Masked()
-			if j != i && q.Bits() <= p.Bits() && q.Contains(p.Addr()) && (q != p || j < i) {
-				continue next
-			}
-		}
-		out = append(out, p)
-	}
-	return out
-}
-
-// lastOf is the last address of a prefix.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 // decodeSlot reads a key of slots back.

@@ -11,6 +11,7 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // fake is a kernel in memory. It refuses what the real one refuses.
@@ -296,9 +297,9 @@ func (f *fake) stays(pool key) time.Duration {
 	slots := 0
 	for e := range f.nft[pool.family] {
 		switch {
-		case e.key == string(number(pool.mark)) && e.set == stickySet:
+		case e.key == string(nf.Number(pool.mark)) && e.set == stickySet:
 			stick = e.affinity
-		case e.key == string(number(pool.mark)) && e.set == learnSet:
+		case e.key == string(nf.Number(pool.mark)) && e.set == learnSet:
 			learn = e.affinity
 		case e.set == slotsSet:
 			of, to, _ := decodeSlot([]byte(e.key), pool.family)
@@ -307,7 +308,7 @@ func (f *fake) stays(pool key) time.Duration {
 			}
 			slots++
 			own := f.table[marked(e.mark, pool.family)]
-			if own == nil || !maps.Equal(own.open(), map[netip.AddrPort]bool{to: true}) || !f.nft[pool.family][element{set: membersSet, key: string(number(e.mark))}] {
+			if own == nil || !maps.Equal(own.open(), map[netip.AddrPort]bool{to: true}) || !f.nft[pool.family][element{set: membersSet, key: string(nf.Number(e.mark))}] {
 				return -1
 			}
 		}

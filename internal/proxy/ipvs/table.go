@@ -1,17 +1,12 @@
 package ipvs
 
 import (
-	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
-	"os"
+	"net/netip"
 	"slices"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
-	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
@@ -28,393 +23,291 @@ type rules interface {
 	replace(f *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error
 	// change removes and adds elements in one step.
 	change(del, add map[intent.Family]map[element]bool) error
-	// check compares the table with what it was told.
+	// check compares the table with what was written.
 	check() error
 	remove() error
 	close()
 }
 
-const tableName = "portal-ipvs"
+const (
+	tableName = "portal-ipvs"
+	comment   = "written by portal over netlink, not for saving and loading: nft can't express all of it"
+	// clientLimit is how many clients with an endpoint are remembered in a family.
+	clientLimit = 1 << 18
+)
 
-// sendBuffer must hold a whole transaction.
-const sendBuffer = 64 << 20
-
-// inMessage is how many elements go into one message, whose length is limited to 64 KiB.
-const inMessage = 300
-
-// clientLimit is how many clients with an endpoint are remembered in a family.
-const clientLimit = 1 << 18
-
-// table is our table in the kernel.
-type table struct {
-	*nftables.Conn
-	// asks is for reading: the library takes a list that was interrupted for a whole one, and leaves out verdicts.
-	asks *nf.Socket
-	// has is how many rules a chain and how many elements a set should have.
-	has map[intent.Family]*contents
+// tables is our table in the kernel, one of each family.
+type tables struct {
+	*nf.Socket
+	of map[intent.Family]*familyTable
 }
 
-type contents struct {
-	ruler           *ruler
-	rules, elements map[string]int
+// familyTable is the table of a family.
+type familyTable struct {
+	*nf.Table
+	ruler *ruler
+	sets  map[string]*nf.Set
+	// stays are the affinities that there are chains for.
+	stays map[string]bool
 }
 
-func openTable() (*table, error) {
-	c, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
-		return errors.Join(c.SetWriteBuffer(sendBuffer), c.SetReadBuffer(sendBuffer))
-	}))
+func openTable() (*tables, error) {
+	s, err := nf.Dial()
 	if err != nil {
-		return nil, fmt.Errorf("open a connection to nftables: %w", err)
-	}
-	asks, err := nf.Dial()
-	if err != nil {
-		_ = c.CloseLasting()
 		return nil, err
 	}
-	return &table{Conn: c, asks: asks, has: map[intent.Family]*contents{}}, nil
+	return &tables{Socket: s}, nil
 }
 
-func (t *table) close() {
-	_ = t.CloseLasting()
-	_ = t.asks.Close()
-}
+func (t *tables) close() { _ = t.Close() }
 
 // probe makes what kernels learned last of all that our table has, and removes it again: to refuse before routing. No
 // packet has the mark that the rule is about.
-func (t *table) probe() error {
-	made := t.AddTable(&nftables.Table{Name: tableName + "-probe", Family: nftables.TableFamilyIPv4})
-	at := t.AddChain(&nftables.Chain{
-		Name: "prerouting", Table: made, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle,
+func (t *tables) probe() error {
+	table := &nf.Table{Family: unix.NFPROTO_IPV4, Name: tableName + "-probe"}
+	b := nf.NewBatch()
+	b.Replace(table, nil)
+	b.AddChain(table, nf.Chain{
+		Name: "prerouting", Hook: nf.Hook{Type: "filter", Point: unix.NF_INET_PRE_ROUTING, Priority: mangle},
+		Rules: []nf.Rule{{nf.Mark(reg0), nf.Cmp{Reg: reg0, Data: nf.Number(probeMark)}, nf.Reject{Code: 3}}},
 	})
-	t.AddRule(&nftables.Rule{Table: made, Chain: at, Exprs: []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg0}, equals(reg0, number(probeMark)),
-		&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: 3},
-	}})
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	t.DelTable(made)
-	return t.Flush()
+	b.DeleteTableLast(table)
+	return t.Commit(b)
 }
 
 var families = []intent.Family{intent.IPv4, intent.IPv6}
 
-func in(f intent.Family) *nftables.Table {
-	out := &nftables.Table{Name: tableName, Family: nftables.TableFamilyIPv4}
-	if f == intent.IPv6 {
-		out.Family = nftables.TableFamilyIPv6
-	}
-	return out
-}
-
-// exists says whether there is a table of ours in a family. A kernel that does not know the family has none.
-func (t *table) exists(f intent.Family) (bool, error) {
-	list, err := t.ListTablesOfFamily(in(f).Family)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("list tables: %w", err)
-	}
-	return slices.ContainsFunc(list, func(x *nftables.Table) bool { return x.Name == tableName }), nil
+func newFamilyTable(f intent.Family) *familyTable {
+	t := &familyTable{Table: &nf.Table{Family: ipOf(f).Family, Name: tableName, Comment: comment}, stays: map[string]bool{}}
+	t.sets = setsOf(f, t.Table)
+	return t
 }
 
 // setsOf are the sets and maps of a family.
-func setsOf(f intent.Family) map[string]*nftables.Set {
-	addr := nftables.TypeIPAddr
-	if f == intent.IPv6 {
-		addr = nftables.TypeIP6Addr
-	}
-	frontend := []nftables.SetDatatype{addr, nftables.TypeInetProto, nftables.TypeInetService}
-	key := nftables.MustConcatSetType(frontend...)
-	out := map[string]*nftables.Set{
-		vipsSet:    {KeyType: addr},
-		hairpinSet: {KeyType: nftables.MustConcatSetType(addr, addr)},
-		rangedSet:  {KeyType: key},
-		ledSet:     {KeyType: key},
-		sourcesSet: {KeyType: nftables.MustConcatSetType(append(frontend, addr)...), Interval: true, Concatenation: true},
-		goneSet:    {KeyType: addr},
-		goingSet: {KeyType: nftables.MustConcatSetType(
-			nftables.TypeMark, addr, addr, nftables.TypeInetService, nftables.TypeInetService)},
-		stickySet:  {KeyType: nftables.TypeMark, IsMap: true, DataType: nftables.TypeVerdict},
-		learnSet:   {KeyType: nftables.TypeMark, IsMap: true, DataType: nftables.TypeVerdict},
-		membersSet: {KeyType: nftables.TypeMark},
-		slotsSet: {
-			KeyType: nftables.MustConcatSetType(nftables.TypeMark, addr, nftables.TypeInetService), IsMap: true,
-			DataType: nftables.MustConcatSetType(nftables.TypeMark, nftables.TypeMark),
-		},
-		affinitySet: {
-			KeyType: nftables.MustConcatSetType(addr, nftables.TypeMark), IsMap: true, DataType: nftables.TypeMark,
-			Dynamic: true, HasTimeout: true, Size: clientLimit,
-		},
+func setsOf(f intent.Family, table *nf.Table) map[string]*nf.Set {
+	addr := ipOf(f).AddrField()
+	frontend := []nf.Field{addr, nf.ProtoField, nf.PortField}
+	number := []nf.Field{nf.NumberField}
+	out := map[string]*nf.Set{
+		vipsSet:     {Key: []nf.Field{addr}},
+		hairpinSet:  {Key: []nf.Field{addr, addr}},
+		rangedSet:   {Key: frontend},
+		ledSet:      {Key: frontend},
+		sourcesSet:  {Key: append(slices.Clone(frontend), addr), Intervals: true},
+		goneSet:     {Key: []nf.Field{addr}},
+		goingSet:    {Key: []nf.Field{nf.NumberField, addr, addr, nf.PortField, nf.PortField}},
+		stickySet:   {Key: number, Verdicts: true},
+		learnSet:    {Key: number, Verdicts: true},
+		membersSet:  {Key: number},
+		slotsSet:    {Key: []nf.Field{nf.NumberField, addr, nf.PortField}, Data: []nf.Field{nf.NumberField, nf.NumberField}},
+		affinitySet: {Key: []nf.Field{addr, nf.NumberField}, Data: number, Dynamic: true, Size: clientLimit},
 	}
 	for o := range plan.Origins {
-		out[routesMap[o]] = &nftables.Set{KeyType: key, IsMap: true, DataType: nftables.TypeVerdict}
-		out[marksMap[o]] = &nftables.Set{KeyType: key, IsMap: true, DataType: nftables.TypeMark}
+		out[routesMap[o]] = &nf.Set{Key: frontend, Verdicts: true}
+		out[marksMap[o]] = &nf.Set{Key: frontend, Data: number}
 	}
 	for name, s := range out {
-		s.Name, s.Table = name, in(f)
-		if s.KeyType == nftables.TypeMark {
-			s.KeyByteOrder = binaryutil.NativeEndian
-		}
+		s.Name, s.Table = name, table
 	}
 	return out
 }
 
-// replace writes in place where there is a table: a packet that is inside our rules at the commit goes on with the old ones,
-// but each look-up asks anew which elements count, and should find some. What is as it should be isn't touched at all:
-// before Linux 6.17, a look-up that the commit meets half-way finds neither an element that goes nor the same that comes.
-func (t *table) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error {
-	there := map[intent.Family]bool{}
-	for _, f := range families {
-		var err error
-		if there[f], err = t.exists(f); err != nil {
+// attempts bounds how often the table is read and written anew because somebody else changed something meanwhile.
+const attempts = 4
+
+// replace writes in place where there is a table, and touches only what differs: a packet that is inside our rules at the
+// commit goes on with the old ones, but each look-up asks anew which elements count; and before Linux 6.17, a look-up that
+// the commit meets half-way finds neither an element that goes nor the same that comes.
+func (t *tables) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) (err error) {
+	for n := range attempts {
+		if err = t.write(facts, bit, all, n < attempts-1); !errors.Is(err, unix.ERESTART) {
 			return err
 		}
 	}
-	if there[intent.IPv4] || there[intent.IPv6] {
-		if has, err := t.standing(there); err == nil && t.write(facts, bit, all, there, has.trim) == nil {
-			return nil
-		}
-		// Somebody else has changed it meanwhile, or keeps changing something, so that it can't be read.
-		if t.write(facts, bit, all, there, empty) == nil {
-			return nil
-		}
-		// What is there is not as this version makes it.
-	}
-	return t.write(facts, bit, all, there, discard)
+	return err
 }
 
-// clearing makes room in a table that is there for all that is wanted in it. It returns what is missing then, and clients
-// that are to be kept.
-type clearing func(t *table, f intent.Family, all map[element]bool) (missing map[element]bool, clients []nftables.SetElement, err error)
-
-// write makes the tables, after what is to be done with those that are there.
-func (t *table) write(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool, there map[intent.Family]bool, clear clearing) error {
-	has := map[intent.Family]*contents{}
+func (t *tables) write(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool, alone bool) error {
+	b := nf.NewBatch()
+	if alone {
+		generation, err := t.Generation()
+		if err != nil {
+			return fmt.Errorf("reading the generation of nf_tables: %w", err)
+		}
+		b.OnlyAt(generation)
+	}
+	fresh := map[intent.Family]*familyTable{}
 	for _, f := range families {
-		missing := all[f]
-		var clients []nftables.SetElement
-		if there[f] && all[f] == nil {
-			t.DelTable(in(f))
-		} else if there[f] {
-			var err error
-			if missing, clients, err = clear(t, f, all[f]); err != nil {
+		one := newFamilyTable(f)
+		if all[f] == nil {
+			there, err := t.Exists(one.Table)
+			if err != nil {
 				return err
 			}
-		}
-		if all[f] == nil {
-			continue
-		}
-		has[f] = &contents{newRuler(f, facts, bit), map[string]int{}, map[string]int{}}
-		if err := t.build(has[f]); err != nil {
-			return err
-		}
-		t.addAffinity(all[f], has[f])
-		if err := t.elements(f, missing, t.SetAddElements); err != nil {
-			return err
-		}
-		if err := handOver(setsOf(f)[affinitySet], clients, t.SetAddElements); err != nil {
-			return err
-		}
-		has[f].count(all[f], 1)
-	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("make the table %s: %w", tableName, err)
-	}
-	t.has = has
-	return nil
-}
-
-// trim takes out of a table's sets what is not wanted.
-func (s standing) trim(t *table, f intent.Family, all map[element]bool) (map[element]bool, []nftables.SetElement, error) {
-	wanted := map[string]map[entry]element{}
-	for e := range all {
-		if wanted[e.set] == nil {
-			wanted[e.set] = map[entry]element{}
-		}
-		wanted[e.set][e.entry()] = e
-	}
-	missing := maps.Clone(all)
-	t.AddTable(in(f))
-	for name, set := range setsOf(f) {
-		var stale []nftables.SetElement
-		listed := map[entry]bool{} // the kernel may list one twice, if the set grows meanwhile
-		for _, is := range s[f][name] {
-			if e, ok := wanted[name][is]; ok {
-				delete(missing, e)
-			} else if !listed[is] {
-				listed[is] = true
-				stale = append(stale, is.key())
+			if there {
+				b.DeleteTable(one.Table)
 			}
-		}
-		if err := handOver(set, stale, t.SetDeleteElements); err != nil {
-			return nil, nil, err
-		}
-	}
-	return missing, nil, nil
-}
-
-// empty takes the elements out of a table's sets, but for the clients that have an endpoint.
-func empty(t *table, f intent.Family, all map[element]bool) (map[element]bool, []nftables.SetElement, error) {
-	t.AddTable(in(f))
-	for name, s := range setsOf(f) {
-		if name != affinitySet {
-			t.FlushSet(s)
-		}
-	}
-	return all, nil, nil
-}
-
-// discard removes a table.
-func discard(t *table, f intent.Family, all map[element]bool) (map[element]bool, []nftables.SetElement, error) {
-	clients := t.clients(f)
-	t.DelTable(in(f))
-	return all, clients, nil
-}
-
-func (c *contents) count(list map[element]bool, by int) {
-	for e := range list {
-		c.elements[e.set] += by
-	}
-}
-
-// build makes the sets and chains of a family.
-func (t *table) build(has *contents) error {
-	r := has.ruler
-	t.AddTable(in(r.family))
-	for name, s := range setsOf(r.family) {
-		if err := t.AddSet(s, nil); err != nil {
-			return fmt.Errorf("make the set %s: %w", name, err)
-		}
-		if name != affinitySet {
-			has.elements[name] = 0
-		}
-	}
-	t.addChains(has, r.chains())
-	return nil
-}
-
-func (t *table) addChains(has *contents, list []chain) {
-	to := in(has.ruler.family)
-	for _, c := range list {
-		made := &nftables.Chain{Name: c.name, Table: to}
-		if c.hook != nil {
-			made.Type, made.Hooknum, made.Priority = cmp.Or(c.kind, nftables.ChainTypeFilter), c.hook, &c.priority
-		}
-		t.AddChain(made)
-		t.FlushChain(made) // it may have been there
-		for _, exprs := range c.rules {
-			t.AddRule(&nftables.Rule{Table: to, Chain: made, Exprs: exprs})
-		}
-		has.rules[c.name] = len(c.rules)
-	}
-}
-
-// addAffinity adds the chains that elements lead to.
-func (t *table) addAffinity(list map[element]bool, has *contents) {
-	for e := range list {
-		if _, there := has.rules[stickChain(e.affinity)]; e.affinity > 0 && !there {
-			t.addChains(has, has.ruler.affinity(e.affinity))
-		}
-	}
-}
-
-// elements hands elements over in messages that the kernel takes.
-func (t *table) elements(f intent.Family, list map[element]bool, hand func(*nftables.Set, []nftables.SetElement) error) error {
-	bySet := map[string][]nftables.SetElement{}
-	for e := range list {
-		bySet[e.set] = append(bySet[e.set], e.encode())
-	}
-	sets := setsOf(f)
-	for name, elems := range bySet {
-		if err := handOver(sets[name], elems, hand); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func handOver(to *nftables.Set, elems []nftables.SetElement, hand func(*nftables.Set, []nftables.SetElement) error) error {
-	for part := range slices.Chunk(elems, inMessage) {
-		if err := hand(to, part); err != nil {
-			return fmt.Errorf("change the set %s: %w", to.Name, err)
-		}
-	}
-	return nil
-}
-
-func (e element) encode() nftables.SetElement {
-	out := nftables.SetElement{Key: []byte(e.key)}
-	if e.end != "" {
-		out.KeyEnd = []byte(e.end)
-	}
-	switch {
-	case e.set == slotsSet:
-		out.Val = append([]byte(e.key[:4]), number(e.mark)...)
-	case e.mark != 0:
-		out.Val = number(e.mark)
-	}
-	switch {
-	case e.set == stickySet:
-		out.VerdictData = &expr.Verdict{Kind: expr.VerdictJump, Chain: stickChain(e.affinity)}
-	case e.set == learnSet:
-		out.VerdictData = &expr.Verdict{Kind: expr.VerdictJump, Chain: learnChain(e.affinity)}
-	}
-	switch e.verdict {
-	case forward:
-		out.VerdictData = &expr.Verdict{Kind: expr.VerdictAccept}
-	case drop:
-		out.VerdictData = &expr.Verdict{Kind: expr.VerdictDrop}
-	case masquerade:
-		out.VerdictData = &expr.Verdict{Kind: expr.VerdictGoto, Chain: masqueradeChain}
-	case refuse:
-		out.VerdictData = &expr.Verdict{Kind: expr.VerdictGoto, Chain: refuseChain}
-	}
-	return out
-}
-
-func (t *table) change(del, add map[intent.Family]map[element]bool) error {
-	// What has one key in a map goes before its successor comes.
-	for f, list := range del {
-		if t.has[f] == nil {
 			continue
 		}
-		if err := t.elements(f, list, t.SetDeleteElements); err != nil {
-			return err
-		}
-	}
-	for f, list := range add {
-		if t.has[f] == nil {
-			continue
-		}
-		t.addAffinity(list, t.has[f])
-		if err := t.elements(f, list, t.SetAddElements); err != nil {
-			return err
-		}
-	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("change the table %s: %w", tableName, err)
-	}
-	for f := range t.has {
-		t.has[f].count(del[f], -1)
-		t.has[f].count(add[f], 1)
-	}
-	return nil
-}
-
-func (t *table) remove() error {
-	for _, f := range families {
-		there, err := t.exists(f)
+		present, err := t.Read(one.Table)
 		if err != nil {
 			return err
 		}
-		if there {
-			t.DelTable(in(f))
+		one.ruler = newRuler(one.sets, ipOf(f), facts, bit)
+		b.Replace(one.Table, present)
+		for _, s := range one.sets {
+			b.AddSet(s)
+		}
+		for _, c := range one.ruler.chains() {
+			b.AddChain(one.Table, c)
+		}
+		one.addAffinity(b, all[f])
+		for e := range all[f] {
+			b.Add(one.sets[e.set], e.encode())
+		}
+		b.Prune(one.Table)
+		fresh[f] = one
+	}
+	if err := t.Commit(b); err != nil {
+		return fmt.Errorf("writing the table %s: %w", tableName, err)
+	}
+	t.of = fresh
+	return nil
+}
+
+// addAffinity adds the chains that elements lead to.
+func (t *familyTable) addAffinity(b *nf.Batch, list map[element]bool) {
+	for e := range list {
+		if e.affinity == 0 || t.stays[stickChain(e.affinity)] {
+			continue
+		}
+		t.stays[stickChain(e.affinity)] = true
+		for _, c := range t.ruler.affinity(e.affinity) {
+			b.AddChain(t.Table, c)
 		}
 	}
-	if err := t.Flush(); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove the table %s: %w", tableName, err)
+}
+
+func (e element) encode() nf.Element {
+	out := nf.Element{Key: []byte(e.key)}
+	if e.end != "" {
+		out.End = []byte(e.end)
+	}
+	switch {
+	case e.set == slotsSet:
+		out.Data = append([]byte(e.key[:4]), nf.Number(e.mark)...)
+	case e.mark != 0:
+		out.Data = nf.Number(e.mark)
+	case e.set == stickySet:
+		out.Verdict = nf.Jump(stickChain(e.affinity))
+	case e.set == learnSet:
+		out.Verdict = nf.Jump(learnChain(e.affinity))
+	}
+	switch e.verdict {
+	case forward:
+		out.Verdict = nf.Accept
+	case drop:
+		out.Verdict = nf.Drop
+	case masquerade:
+		out.Verdict = nf.Goto(masqueradeChain)
+	case refuse:
+		out.Verdict = nf.Goto(refuseChain)
+	}
+	return out
+}
+
+func (t *tables) change(del, add map[intent.Family]map[element]bool) error {
+	b := nf.NewBatch()
+	for f, one := range t.of {
+		for e := range del[f] {
+			b.Delete(one.sets[e.set], e.encode())
+		}
+		one.addAffinity(b, add[f])
+		for e := range add[f] {
+			b.Add(one.sets[e.set], e.encode())
+		}
+	}
+	if b.Empty() {
+		return nil
+	}
+	if err := t.Commit(b); err != nil {
+		return fmt.Errorf("changing the table %s: %w", tableName, err)
+	}
+	return nil
+}
+
+func (t *tables) check() error {
+	var list []*nf.Table
+	for _, one := range t.of {
+		list = append(list, one.Table)
+	}
+	return t.Check(list...)
+}
+
+func (t *tables) remove() error {
+	return t.Remove(newFamilyTable(intent.IPv4).Table, newFamilyTable(intent.IPv6).Table)
+}
+
+// found is what the table says to a process that takes it over.
+type found struct {
+	marks map[plan.FrontendKey][plan.Origins]uint32
+	addrs map[netip.Addr]bool
+	slots map[key]map[netip.AddrPort]uint32
+}
+
+func (t *tables) read() (*found, error) {
+	out := &found{map[plan.FrontendKey][plan.Origins]uint32{}, map[netip.Addr]bool{}, map[key]map[netip.AddrPort]uint32{}}
+	for _, f := range families {
+		one := newFamilyTable(f)
+		there, err := t.Exists(one.Table)
+		if err != nil {
+			return nil, err
+		}
+		if !there {
+			continue
+		}
+		for o := range plan.Origins {
+			err := t.list(one.sets[marksMap[o]], func(e nf.Element) {
+				if k, ok := decodeFrontend(e.Key, f); ok && len(e.Data) == 4 {
+					m := out.marks[k]
+					m[o] = binary.NativeEndian.Uint32(e.Data)
+					out.marks[k] = m
+				}
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+		err = t.list(one.sets[vipsSet], func(e nf.Element) {
+			if a, ok := netip.AddrFromSlice(e.Key); ok {
+				out.addrs[a] = true
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		err = t.list(one.sets[slotsSet], func(e nf.Element) {
+			pool, to, ok := decodeSlot(e.Key, f)
+			if !ok || len(e.Data) != 8 {
+				return
+			}
+			if out.slots[pool] == nil {
+				out.slots[pool] = map[netip.AddrPort]uint32{}
+			}
+			out.slots[pool][to] = binary.NativeEndian.Uint32(e.Data[4:]) & maxSlot
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// list lists a set of a table that may not be as we make it: what can't be read is not ours, and will be replaced. But a
+// list that others keep interrupting says nothing.
+func (t *tables) list(set *nf.Set, got func(nf.Element)) error {
+	if err := t.Elements(set, func() {}, got); errors.Is(err, unix.EINTR) {
+		return err
 	}
 	return nil
 }

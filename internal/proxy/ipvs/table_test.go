@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"reflect"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
+	"portal/internal/proxy/nf/nftest"
 )
 
 // inNamespace runs a test in a network namespace of its own. The thread is never given back, so it ends with the test
@@ -41,7 +44,7 @@ func inNamespace(t *testing.T, f func()) {
 }
 
 // withTable runs a test on a table of its own.
-func withTable(t *testing.T, f func(*table)) {
+func withTable(t *testing.T, f func(*tables)) {
 	t.Helper()
 	inNamespace(t, func() {
 		table, err := openTable()
@@ -102,7 +105,7 @@ func everything() map[intent.Family]map[element]bool {
 
 // TestTable tells a real kernel all that the table may hold, changes it and reads it back.
 func TestTable(t *testing.T) {
-	withTable(t, func(table *table) {
+	withTable(t, func(table *tables) {
 		all := everything()
 		for _, f := range []*plan.Facts{facts(), {
 			Pods:      plan.Detector{Interface: "cbr0", InterfacePrefix: "veth"},
@@ -142,17 +145,18 @@ func TestTable(t *testing.T) {
 			return
 		}
 		defer other.close()
-		err = other.elements(intent.IPv4, map[element]bool{vipElement(addr("10.96.0.1")): true}, other.SetDeleteElements)
-		if err := errors.Join(err, other.Flush()); err != nil {
+		b := nf.NewBatch()
+		b.Delete(newFamilyTable(intent.IPv4).sets[vipsSet], vipElement(addr("10.96.0.1")).encode())
+		if err := other.Commit(b); err != nil {
 			t.Error(err)
 		}
-		if table.check() == nil {
-			t.Error("an element that somebody took away is not missed")
+		if err := table.check(); err == nil || !strings.Contains(err.Error(), "the set vips has 2 elements instead of 3") {
+			t.Errorf("an element that somebody took away: %v", err)
 		}
 		if err := table.remove(); err != nil {
 			t.Error(err)
 		}
-		if there, err := table.exists(intent.IPv4); there || err != nil {
+		if there, err := table.Exists(newFamilyTable(intent.IPv4).Table); there || err != nil {
 			t.Errorf("after removal: %v, %v", there, err)
 		}
 		if err := table.remove(); err != nil {
@@ -163,7 +167,7 @@ func TestTable(t *testing.T) {
 
 // TestReplaceInPlace: what packets may be looking at stays where it is, unless it is not as this version makes it.
 func TestReplaceInPlace(t *testing.T) {
-	withTable(t, func(table *table) {
+	withTable(t, func(table *tables) {
 		// Handles are given in order: a table made anew has another.
 		handles := func() string {
 			out, err := exec.Command("sh", "-c", "nft -a list tables; for f in ip ip6; do nft -a list table $f portal-ipvs | grep -E '^\\s(set|map|chain) '; done").CombinedOutput()
@@ -197,47 +201,36 @@ func turned(key string) string {
 	return string(b)
 }
 
-// TestTrim: of what is as it should be nothing is touched, of no sort of element; of the rest what differs.
-func TestTrim(t *testing.T) {
-	withTable(t, func(table *table) {
+// TestReplaceTouchesTheDifference: of what is as it should be nothing is touched, of no sort of element; of the rest what
+// differs. Before Linux 6.17 a look-up that meets a commit may miss an element that is deleted and added again.
+func TestReplaceTouchesTheDifference(t *testing.T) {
+	withTable(t, func(table *tables) {
 		all := everything()
 		if err := table.replace(facts(), defaultMark, all); err != nil {
 			t.Error(err)
 			return
 		}
-		there := map[intent.Family]bool{intent.IPv4: true, intent.IPv6: true}
-		missing := func(want map[intent.Family]map[element]bool) (n int) {
-			has, err := table.standing(there)
-			if err != nil {
+		faults := nftest.On(table.Socket)
+		replace := func(want map[intent.Family]map[element]bool) (messages []uint16) {
+			before := faults.Transactions
+			if err := errors.Join(table.replace(facts(), defaultMark, want), table.check()); err != nil {
 				t.Error(err)
 			}
-			for _, f := range families {
-				list, _, err := has.trim(table, f, want[f])
-				if err != nil {
-					t.Error(err)
-				}
-				n += len(list)
+			if faults.Transactions == before {
+				return nil
 			}
-			if err := table.Flush(); err != nil {
-				t.Error(err)
-			}
-			return n
-		}
-		count := func() (n int) {
-			has, err := table.standing(there)
-			if err != nil {
-				t.Error(err)
-			}
-			for _, sets := range has {
-				for _, list := range sets {
-					n += len(list)
+			for m := range nf.Messages(faults.Sent) {
+				if m.Type>>8 == unix.NFNL_SUBSYS_NFTABLES {
+					messages = append(messages, m.Type&0xff)
 				}
 			}
-			return n
+			if len(faults.Sent) > 4000 {
+				t.Errorf("one element are %d bytes", len(faults.Sent))
+			}
+			return messages
 		}
-		whole := len(all[intent.IPv4]) + len(all[intent.IPv6])
-		if n := missing(all); n != 0 || count() != whole {
-			t.Errorf("%d elements are told again, %d of %d are there", n, count(), whole)
+		if list := replace(all); list != nil {
+			t.Errorf("over a right table: %v", list)
 		}
 		// One after the other, each sort of element is another.
 		for _, f := range families {
@@ -267,14 +260,17 @@ func TestTrim(t *testing.T) {
 						want[g] = all[g]
 					}
 				}
-				if n := missing(want); n != 1 || count() != whole-1 {
-					t.Errorf("%+v in place of %+v: %d are told again, %d of %d are left", changed, e, n, count(), whole)
-				}
-				if err := errors.Join(table.replace(facts(), defaultMark, want), table.check(), table.replace(facts(), defaultMark, all), table.check()); err != nil {
-					t.Errorf("%+v in place of %+v: %v", changed, e, err)
-				}
-				if n := missing(all); n != 0 || count() != whole {
-					t.Errorf("after %+v: %d elements are told again, %d of %d are there", e, n, count(), whole)
+				for _, step := range []map[intent.Family]map[element]bool{want, all} {
+					list := replace(step)
+					if list == nil {
+						t.Errorf("%+v in place of %+v went unnoticed", changed, e)
+					}
+					for _, typ := range list {
+						elements := typ == unix.NFT_MSG_NEWSETELEM || typ == unix.NFT_MSG_DELSETELEM
+						if !elements && e.affinity == 0 {
+							t.Errorf("%+v in place of %+v: message %d", changed, e, typ)
+						}
+					}
 				}
 			}
 		}
@@ -310,8 +306,8 @@ func TestProbe(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if left, err := rules.ListTables(); err != nil || len(left) > 0 {
-			t.Errorf("left behind: %d tables, %v", len(left), err)
+		if out, err := exec.Command("nft", "list", "tables").CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("left behind: %s, %v", out, err)
 		}
 	})
 }

@@ -1,5 +1,5 @@
-// Package nf talks to the kernel's nf_tables over netlink: messages as bytes, and a socket that carries whole transactions.
-// It knows nothing of Services.
+// Package nf is a client of the kernel's nf_tables over netlink: typed rules and sets, transactions that the kernel carries
+// out all or none, and reading back what is there. It knows nothing of Services.
 package nf
 
 import (
@@ -7,45 +7,52 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// sendBuffer is how large a transaction may be. It is a limit, not memory: a transaction is one message to the kernel,
-// about 45 bytes for each element of a set and 500 for a rule.
-const sendBuffer = 256 << 20
-
-// replyBuffer holds the kernel's complaints about one transaction.
-const replyBuffer = 16 << 20
-
-// Socket is a netlink socket to nf_tables of the network namespace in which it was opened.
-type Socket struct {
-	fd  int
-	seq uint32
-	in  []byte
+// Conn carries datagrams to the kernel and back.
+type Conn interface {
+	Send(msg []byte) error
+	// Receive waits for a datagram until the deadline, and returns os.ErrDeadlineExceeded if none has come.
+	Receive(buf []byte, deadline time.Time) (int, error)
+	Close() error
 }
+
+// Socket asks nf_tables of one network namespace, and changes it.
+type Socket struct {
+	conn Conn
+	seq  uint32
+	in   []byte
+	// verified is the generation in which all tables were known to be as they were written; 0: none.
+	verified uint32
+}
+
+// timeout is how long the kernel may take to answer, and to go on with a list.
+const timeout = 10 * time.Second
 
 // Dial opens a socket in the calling thread's network namespace.
 func Dial() (*Socket, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	c, err := dial()
 	if err != nil {
-		return nil, fmt.Errorf("opening a netlink socket to nf_tables: %w", err)
+		return nil, err
 	}
-	s := &Socket{fd: fd, in: make([]byte, 64<<10)}
-	// Without the privilege these fail, and so will the transaction, which has the clearer error.
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer)
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, replyBuffer)
-	// A complaint needn't carry the message that it is about.
-	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil {
-		s.Close()
-		return nil, fmt.Errorf("setting up the netlink socket: %w", err)
-	}
-	return s, nil
+	return NewSocket(c), nil
 }
 
-// Spare keeps a socket from one use for the next. The kernel lets whoever closes one wait until all is gone that was removed
-// before, and everybody else who would change something meanwhile.
+// NewSocket returns a socket on a connection.
+func NewSocket(c Conn) *Socket { return &Socket{conn: c, in: make([]byte, 64<<10)} }
+
+// Wrap puts something between the socket and its connection, for tests.
+func (s *Socket) Wrap(wrap func(Conn) Conn) { s.conn = wrap(s.conn) }
+
+// Close closes it.
+func (s *Socket) Close() error { return s.conn.Close() }
+
+// Spare keeps a socket from one use for the next: whoever closes a socket waits in the kernel until everything is freed
+// that was deleted before, and so does everybody else who would change something meanwhile.
 type Spare struct{ socket *Socket }
 
 // Take returns the socket that was put there, or a new one.
@@ -65,65 +72,97 @@ func (s *Spare) Put(one *Socket) {
 	s.socket = one
 }
 
-// Close closes it.
-func (s *Socket) Close() error { return unix.Close(s.fd) }
+// Refusal is what the kernel says about messages of a transaction, of which nothing was done.
+type Refusal []Cause
 
-// Refusal is what the kernel said about messages of a transaction, by their sequence numbers. None of it was done.
-type Refusal map[uint32]unix.Errno
-
-func (r Refusal) Error() string {
-	first, found := uint32(0), false
-	for seq := range r {
-		if !found || seq < first {
-			first, found = seq, true
-		}
-	}
-	if !found {
-		return "nf_tables refused nothing"
-	}
-	return fmt.Sprintf("nf_tables refused the transaction: message %d: %v", first, r[first])
+// Cause is a message that the kernel refused.
+type Cause struct {
+	unix.Errno
+	// Owner is whom the message was for, What what it was about.
+	Owner int
+	What  string
 }
 
-func (r Refusal) Unwrap() []error {
-	var out []error
-	for _, errno := range r {
-		out = append(out, errno)
+func (r Refusal) Error() string {
+	if len(r) == 1 {
+		return fmt.Sprintf("nf_tables refused %s: %v", r[0].What, r[0].Errno)
+	}
+	return fmt.Sprintf("nf_tables refused %s: %v (and %d more)", r[0].What, r[0].Errno, len(r)-1)
+}
+
+// Unwrap lets errors.Is find the numbers.
+func (r Refusal) Unwrap() (out []error) {
+	for _, c := range r {
+		out = append(out, c.Errno)
 	}
 	return out
 }
 
-// Transact sends a whole transaction. The kernel works it off before send returns, so its replies are there at once.
-func (s *Socket) Transact(msg []byte) error {
-	if err := s.send(msg); err != nil {
+// Commit carries out a transaction, all or nothing.
+func (s *Socket) Commit(b *Batch) error {
+	before := s.verified
+	if b.generation != 0 {
+		before = b.generation
+	}
+	s.verified = 0
+	b.closeElements()
+	if !b.Empty() {
+		if err := s.transact(b); err != nil {
+			return err
+		}
+	}
+	now, err := s.Generation()
+	if err != nil {
+		return fmt.Errorf("reading the generation of nf_tables: %w", err)
+	}
+	// Each transaction counts the generation up by one: if it is the next one, nobody else has changed anything.
+	if !b.Empty() && before != 0 {
+		if before++; before == 0 {
+			before++
+		}
+	}
+	if now == before {
+		s.verified = now
+	}
+	b.acknowledge()
+	return nil
+}
+
+func (s *Socket) transact(b *Batch) error {
+	base := s.seq + 1
+	s.seq += uint32(b.count) + 1
+	if err := s.send(b.bytes(base)); err != nil {
 		return err
 	}
-	bad := Refusal{}
+	// The kernel has worked it off when send returns, and queued all of its answers.
+	deadline := time.Now().Add(timeout)
+	var bad Refusal
 	acknowledged := false
 	for {
-		n, _, err := unix.Recvfrom(s.fd, s.in, unix.MSG_DONTWAIT)
+		wait := deadline
+		if acknowledged || bad != nil {
+			wait = time.Time{}
+		}
+		n, err := s.conn.Receive(s.in, wait)
 		switch {
-		case err == unix.EAGAIN:
-			if len(bad) > 0 {
-				return bad
-			}
-			if !acknowledged {
-				return errors.New("nf_tables did not answer a transaction")
-			}
+		case errors.Is(err, os.ErrDeadlineExceeded) && bad != nil:
+			return bad
+		case errors.Is(err, os.ErrDeadlineExceeded) && acknowledged:
 			return nil
-		case err == unix.EINTR:
-			continue
-		case err == unix.ENOBUFS:
-			// More complaints than fit: those that were read must do.
-			continue
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return fmt.Errorf("nf_tables has not answered a transaction within %v", timeout)
+		case errors.Is(err, unix.ENOBUFS) && bad != nil:
+			continue // more complaints than fit: those that were read must do
 		case err != nil:
-			return fmt.Errorf("reading nf_tables' answer: %w", err)
+			return fmt.Errorf("reading the answer of nf_tables: %w", err)
 		}
 		for m := range Messages(s.in[:n]) {
-			if m.Type != unix.NLMSG_ERROR {
+			number := int(int32(m.Seq - base))
+			if m.Type != unix.NLMSG_ERROR || number < 0 || number > b.count {
 				continue
 			}
 			if errno := m.errno(); errno != 0 {
-				bad[m.Seq] = errno
+				bad = append(bad, Cause{errno, b.owners[number], b.describe(number, m.errorOffset())})
 			} else {
 				acknowledged = true
 			}
@@ -131,68 +170,69 @@ func (s *Socket) Transact(msg []byte) error {
 	}
 }
 
-func (s *Socket) send(msg []byte) error {
-	for {
-		err := unix.Sendto(s.fd, msg, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return os.NewSyscallError("sending to nf_tables", err)
-		}
-		return nil
+// errorOffset is where in a message the kernel found a mistake, 0 if it does not say.
+func (m *Message) errorOffset() int {
+	const head, capped, offset = 4 + unix.NLMSG_HDRLEN, unix.NLM_F_CAPPED, 2 // NLMSGERR_ATTR_OFFS
+	if m.Flags&unix.NLM_F_ACK_TLVS == 0 || m.Flags&capped == 0 || len(m.Body) < head {
+		return 0
 	}
+	if v := attr(m.Body[head:], offset); len(v) == 4 {
+		return int(binary.NativeEndian.Uint32(v))
+	}
+	return 0
 }
 
-// Again does something once more if a list it reads was interrupted, some times, and then a little later.
-func Again(list func() error) (err error) {
+func (s *Socket) send(msg []byte) error {
+	if err := s.conn.Send(msg); err != nil {
+		return fmt.Errorf("sending to nf_tables: %w", err)
+	}
+	return nil
+}
+
+// get asks for one thing.
+func (s *Socket) get(family byte, typ uint16, body []byte, got func(attrs []byte)) error {
+	return s.ask(family, typ, unix.NLM_F_ACK, body, got)
+}
+
+// dump asks for a list. One that was interrupted, since somebody changed what is listed, is read again after reset, some
+// times, and then fails with EINTR.
+func (s *Socket) dump(family byte, typ uint16, body []byte, reset func(), got func(attrs []byte)) (err error) {
 	for pause := time.Millisecond; ; pause *= 2 {
-		if err = list(); !errors.Is(err, unix.EINTR) || pause > 100*time.Millisecond {
+		reset()
+		if err = s.ask(family, typ, unix.NLM_F_DUMP, body, got); !errors.Is(err, unix.EINTR) || pause > 100*time.Millisecond {
 			return err
 		}
 		time.Sleep(pause)
 	}
 }
 
-// Ask sends one request and calls got for each message of the answer. dump: the answer is a list. A list that may lack
-// something, because somebody changed what is listed, ends with EINTR.
-func (s *Socket) Ask(family byte, typ uint16, dump bool, body []byte, got func(attrs []byte)) error {
+func (s *Socket) ask(family byte, typ, flags uint16, body []byte, got func(attrs []byte)) error {
 	s.seq++
-	flags := uint16(unix.NLM_F_REQUEST)
-	if dump {
-		flags |= unix.NLM_F_DUMP
-	} else {
-		flags |= unix.NLM_F_ACK
-	}
-	msg := AppendHeader(nil, Kind(typ), flags, s.seq, family, 0)
-	msg = append(msg, body...)
-	binary.NativeEndian.PutUint32(msg, uint32(len(msg)))
-	if err := s.send(msg); err != nil {
+	msg := appendHeader(nil, typ, unix.NLM_F_REQUEST|flags, s.seq, family)
+	if err := s.send(finish(append(msg, body...), 0)); err != nil {
 		return err
 	}
 	interrupted := false
 	for {
-		n, _, err := unix.Recvfrom(s.fd, s.in, 0)
-		if err == unix.EINTR {
-			continue
+		n, err := s.conn.Receive(s.in, time.Now().Add(timeout))
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("nf_tables has not answered a request within %v", timeout)
 		}
 		if err != nil {
-			return fmt.Errorf("reading nf_tables' answer: %w", err)
+			return fmt.Errorf("reading the answer of nf_tables: %w", err)
 		}
 		for m := range Messages(s.in[:n]) {
 			if m.Seq != s.seq {
-				continue
+				continue // of a request that nobody waits for any more
 			}
-			interrupted = interrupted || m.Interrupted
+			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
 			switch m.Type {
-			case unix.NLMSG_DONE:
-				if interrupted {
-					return unix.EINTR
-				}
-				return nil
-			case unix.NLMSG_ERROR:
+			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
 				if errno := m.errno(); errno != 0 {
 					return errno
+				}
+				if interrupted {
+					return unix.EINTR
 				}
 				return nil
 			default:
@@ -204,55 +244,70 @@ func (s *Socket) Ask(family byte, typ uint16, dump bool, body []byte, got func(a
 	}
 }
 
-// Message is a netlink message.
-type Message struct {
-	Type uint16
-	// Interrupted: the list that it is part of may lack something, since somebody changed what is listed.
-	Interrupted bool
-	Seq         uint32
-	Body        []byte
+// unsupported says whether an error means that the kernel has no nf_tables, or not for a family.
+func unsupported(err error) bool {
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EINVAL)
 }
 
-func (m *Message) errno() unix.Errno {
-	if len(m.Body) < 4 {
-		return unix.EBADMSG
+// kernelConn is a netlink socket.
+type kernelConn struct{ fd int }
+
+const (
+	// sendBuffer is how large a transaction may be. It is a limit, not memory: a transaction is one datagram, with about 45
+	// bytes for each element of a set and 500 for a rule.
+	sendBuffer = 256 << 20
+	// replyBuffer holds the kernel's complaints about one transaction.
+	replyBuffer = 16 << 20
+)
+
+func dial() (*kernelConn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("opening a netlink socket to nf_tables: %w", err)
 	}
-	return unix.Errno(-int32(binary.NativeEndian.Uint32(m.Body)))
+	// Without the privilege these fail, and so will the transaction, which has the clearer error.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, replyBuffer)
+	// A complaint needn't carry the message that it is about, but should say where in it the mistake is.
+	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
+	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("setting up the netlink socket to nf_tables: %w", err)
+	}
+	return &kernelConn{fd}, nil
 }
 
-// Messages walks over the messages in a buffer.
-func Messages(b []byte) func(yield func(Message) bool) {
-	return func(yield func(Message) bool) {
-		for len(b) >= unix.NLMSG_HDRLEN {
-			size := int(binary.NativeEndian.Uint32(b))
-			if size < unix.NLMSG_HDRLEN || size > len(b) {
-				return
-			}
-			flags := binary.NativeEndian.Uint16(b[6:])
-			m := Message{binary.NativeEndian.Uint16(b[4:]), flags&unix.NLM_F_DUMP_INTR != 0, binary.NativeEndian.Uint32(b[8:]), b[unix.NLMSG_HDRLEN:size]}
-			if !yield(m) {
-				return
-			}
-			b = b[min(Align(size), len(b)):]
+func (c *kernelConn) Close() error { return unix.Close(c.fd) }
+
+func (c *kernelConn) Send(msg []byte) error {
+	for {
+		if err := unix.Sendto(c.fd, msg, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != unix.EINTR {
+			return err
 		}
 	}
 }
 
-// Attributes walks over the attributes of a message.
-func Attributes(b []byte) func(yield func(typ uint16, value []byte) bool) {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= 4 {
-			size := int(binary.NativeEndian.Uint16(b))
-			if size < 4 || size > len(b) {
-				return
-			}
-			if !yield(binary.NativeEndian.Uint16(b[2:])&^unix.NLA_F_NESTED, b[4:size]) {
-				return
-			}
-			b = b[min(Align(size), len(b)):]
+func (c *kernelConn) Receive(buf []byte, deadline time.Time) (int, error) {
+	for {
+		n, _, err := unix.Recvfrom(c.fd, buf, unix.MSG_DONTWAIT)
+		if err == nil {
+			return n, nil
+		}
+		if err == unix.EINTR {
+			continue
+		}
+		if err != unix.EAGAIN {
+			return 0, err
+		}
+		left := time.Until(deadline).Milliseconds()
+		if deadline.IsZero() || left <= 0 {
+			return 0, os.ErrDeadlineExceeded
+		}
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLIN}}, int(left)); err != nil && err != unix.EINTR {
+			return 0, err
 		}
 	}
 }
 
-// Align is how much room the kernel gives to a value of some size.
-func Align(n int) int { return (n + 3) &^ 3 }
+// join puts parts of a list together for people.
+func join(list []string) string { return strings.Join(list, "; ") }

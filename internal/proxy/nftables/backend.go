@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -15,78 +16,32 @@ import (
 	"portal/internal/proxy/nf"
 )
 
-// tables is the mode at work: what it has told the kernel.
+// tables is the mode at work: what it has written.
 type tables struct {
-	socket *socket
+	socket *nf.Socket
 	mark   uint32
-	// transact is the socket's, but for tests that let the kernel refuse.
-	transact func(msg []byte) error
 
 	byFamily map[intent.Family]*table
 	facts    *plan.Facts
-	// closed: packets don't come to byFamily yet.
-	closed bool
 	// absent are frontends that the kernel refused: they count as acknowledged, but aren't there.
 	absent map[plan.FrontendKey]bool
-
-	seen seen
-	// late are sets that nothing uses any more, and that go with the next Check.
-	late []lateSet
 }
 
-type lateSet struct {
-	family byte
-	name   string
-}
-
-func newTables(s *socket, mark uint32) *tables {
-	return &tables{socket: s, mark: mark, transact: s.Transact}
-}
-
-// Close leaves all in the kernel.
+// Close leaves everything in the kernel.
 func (t *tables) Close() error { return t.socket.Close() }
 
-// Prepare writes everything but the chains by which packets come in. Somebody's table where they do is left alone.
-func (t *tables) Prepare(ctx context.Context, next *plan.Snapshot) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if t.byFamily == nil {
-		for _, family := range families {
-			left, err := t.socket.inventory(layoutOf(family, tableName))
-			if err != nil {
-				return err
-			}
-			if left != nil && left.open() {
-				return backend.ErrServing
-			}
-		}
-		return t.replace(next, true)
-	}
-	return t.follow(next, next.Delta(), true)
-}
-
 // Apply changes what the delta says; where that doesn't work out, somebody else has changed our tables, and they are
-// written anew.
+// synced in full.
 func (t *tables) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	t.seen.generation = 0
-	if delta.Full && !delta.Ahead || t.byFamily == nil {
-		return t.replace(next, false)
+	if delta.Full || t.byFamily == nil || delta.Facts && !sameRules(t.facts, next.Facts) {
+		return t.replace(next)
 	}
-	return t.follow(next, delta, false)
-}
-
-// follow goes on from what was written before. closed: packets are not to come in yet.
-func (t *tables) follow(next *plan.Snapshot, delta *plan.Delta, closed bool) error {
-	if delta.Facts && !sameRules(t.facts, next.Facts) {
-		return t.replace(next, closed)
-	}
-	err := t.update(delta, t.closed && !closed)
+	err := t.update(delta)
 	if errors.Is(err, errDrift) {
-		return t.replace(next, closed)
+		return t.replace(next)
 	}
 	return err
 }
@@ -110,23 +65,24 @@ func (l *blame) unit() int {
 }
 
 // note reads a refusal, and says whether somebody can be blamed so that the rest can be tried without them.
-func (l *blame) note(b *batch, err error) bool {
+func (l *blame) note(err error) bool {
 	var bad nf.Refusal
 	if !errors.As(err, &bad) {
 		return false
 	}
 	found := false
-	for seq, errno := range bad {
+	for _, c := range bad {
 		// Memory is everybody's.
-		if errno == unix.ENOMEM || errno == unix.ENOBUFS || errno == unix.EPERM {
+		if c.Errno == unix.ENOMEM || c.Errno == unix.ENOBUFS || c.Errno == unix.EPERM {
 			return false
 		}
-		if owner := b.owners[seq]; owner != 0 {
-			for _, k := range l.units[owner-1] {
-				l.frontends[k] = fmt.Errorf("the kernel says: %w", errno)
-			}
-			found = true
+		if c.Owner == 0 {
+			continue
 		}
+		for _, k := range l.units[c.Owner-1] {
+			l.frontends[k] = fmt.Errorf("the kernel refuses %s: %w", c.What, c.Errno)
+		}
+		found = true
 	}
 	return found
 }
@@ -138,69 +94,66 @@ func (l *blame) err() error {
 	return &backend.Refused{Frontends: l.frontends}
 }
 
-// attempts bounds how often a transaction is tried without those who were refused: the kernel names them all at once,
-// but for those in one message.
+// attempts bounds how often a transaction is tried without those who were refused (the kernel names them all at once, but for
+// those in one message), or since somebody else changed something meanwhile.
 const attempts = 4
 
-// replace writes everything anew, in one transaction: there is no moment without a rule. Only affinity stays.
+// replace makes the tables what the snapshot says, in one transaction that touches only what differs: before Linux 6.17, a
+// look-up that meets the commit half-way finds neither an element that goes nor the same that comes. Affinity stays.
 //
 // A packet that is on its way through our rules at the moment of the commit goes on with the old rules, but finds what is
-// new in sets: each look-up asks for itself which generation it is. So that it finds the same there, sets and chains
-// that were there before stay, and only what is in them is exchanged; and a shape has the same number as before.
-func (t *tables) replace(next *plan.Snapshot, closed bool) error {
+// new in sets: each look-up asks for itself which generation it is. So that it finds the same there, a shape has the same
+// number as before.
+func (t *tables) replace(next *plan.Snapshot) error {
 	l := &blame{frontends: map[plan.FrontendKey]error{}}
 	var err error
-	for n := range attempts {
-		var b *batch
+	blaming := false
+	for n := range 2 * attempts {
+		var b *nf.Batch
 		var fresh map[intent.Family]*table
-		if fresh, b, err = t.build(next, l, n > 0, closed); err != nil {
+		// Others may change something all the time: in the end it is tried without waiting for a quiet moment.
+		if fresh, b, err = t.build(next, l, blaming, n < attempts); err != nil {
 			return err
 		}
-		if err = t.commit(b); err == nil {
-			t.closed = closed
+		if err = t.socket.Commit(b); err == nil {
 			return t.adopt(next.Facts, fresh, l)
 		}
-		if n > 0 && !l.note(b, err) {
+		if errors.Is(err, unix.ERESTART) {
+			continue
+		}
+		if blaming && !l.note(err) {
 			break
 		}
+		blaming = true
 	}
 	return fmt.Errorf("writing the table %s: %w", tableName, err)
 }
 
-func (t *tables) commit(b *batch) error {
-	msg, err := b.bytes()
-	if msg == nil || err != nil {
-		return err
-	}
-	return t.transact(msg)
-}
-
 func (t *tables) adopt(f *plan.Facts, fresh map[intent.Family]*table, l *blame) error {
-	t.late = nil
 	for _, one := range fresh {
 		one.end()
-		for _, name := range one.late {
-			t.late = append(t.late, lateSet{one.family, name})
-		}
 	}
 	t.byFamily, t.facts, t.absent = fresh, f, map[plan.FrontendKey]bool{}
 	for k := range l.frontends {
 		t.absent[k] = true
 	}
-	if err := t.remember(); err != nil {
-		t.byFamily = nil // somebody was quicker: nothing is known
-		return err
-	}
 	return l.err()
 }
 
 // build puts a whole snapshot into a transaction. blaming: each Service's port gets messages of its own, so that the
-// kernel's nf.Refusal says whom it is about. closed: no packet comes there.
-func (t *tables) build(next *plan.Snapshot, l *blame, blaming, closed bool) (map[intent.Family]*table, *batch, error) {
-	b := newBatch()
+// kernel's refusal says whom it is about. alone: only if nobody else changes anything meanwhile.
+func (t *tables) build(next *plan.Snapshot, l *blame, blaming, alone bool) (map[intent.Family]*table, *nf.Batch, error) {
+	b := nf.NewBatch()
+	if alone {
+		generation, err := t.socket.Generation()
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading the generation of nf_tables: %w", err)
+		}
+		b.OnlyAt(generation)
+	}
 	fresh := map[intent.Family]*table{}
 	for _, family := range families {
-		if err := t.rebase(b, fresh, next, family, closed); err != nil {
+		if err := t.rebase(b, fresh, next, family); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -224,7 +177,7 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming, closed bool) (map
 					owners[f.ID] = owner
 				}
 				l.units[owner-1] = append(l.units[owner-1], k)
-				b.forOwner(owner)
+				b.Owner(owner)
 			}
 			one.enter(b, nil, nil, f, owner)
 		}
@@ -233,9 +186,7 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming, closed bool) (map
 			one.settlePorts(b)
 		}
 	}
-	if blaming {
-		b.forOwner(0)
-	}
+	b.Owner(0)
 	for a := range next.ClusterIPs {
 		if one := fresh[intent.FamilyOf(a)]; one != nil {
 			one.clusterIP(b, a, true)
@@ -243,54 +194,39 @@ func (t *tables) build(next *plan.Snapshot, l *blame, blaming, closed bool) (map
 	}
 	for _, one := range fresh {
 		one.settle(b)
-		one.abandon(b)
+		b.Prune(one.at, one.late...)
 	}
 	return fresh, b, nil
 }
 
-// rebase removes what an earlier transaction or process left in a family, and lays the foundation again.
-func (t *tables) rebase(b *batch, fresh map[intent.Family]*table, next *plan.Snapshot, family intent.Family, closed bool) error {
+// rebase reads what there is of a family, and declares what is there whatever the Services.
+func (t *tables) rebase(b *nf.Batch, fresh map[intent.Family]*table, next *plan.Snapshot, family intent.Family) error {
 	l := layoutOf(family, tableName)
-	left, err := t.socket.inventory(l)
-	if err != nil {
-		return fmt.Errorf("looking for what is in the table %s: %w", tableName, err)
-	}
-	f := next.Facts
-	wanted := false
-	for _, w := range f.Families {
-		wanted = wanted || w == family
-	}
-	if !wanted {
-		if left != nil {
-			b.delTable(cleared, l.family, l.table)
+	if !slices.Contains(next.Facts.Families, family) {
+		there, err := t.socket.Exists(l.at)
+		if there {
+			b.DeleteTable(l.at)
 		}
-		return nil
+		return err
 	}
-	if left != nil && !left.open() {
-		// Something that was prepared and never used: nobody is inside.
-		b.delTable(cleared, l.family, l.table)
-		left = nil
+	present, err := t.socket.Read(l.at)
+	if err != nil {
+		return err
 	}
-	one := newTable(newRuler(l, f, family, t.mark))
+	late := l.fit(present, next.Sizes[family])
+	one := newTable(newRuler(l, next.Facts, t.mark))
+	one.late = late
 	fresh[family] = one
-	one.late = l.fit(left, next.Sizes[family], closed)
 	one.expect(next.Sizes[family].Frontends)
-	b.addTable(l.family, l.table)
-	if left != nil {
-		one.takeOver(b, left)
-	}
-	one.base(b, f)
-	if !closed {
-		one.open(b, f)
-	}
+	one.base(b, next.Facts, present)
 	return nil
 }
 
-// errDrift says that the kernel hasn't what it was told.
+// errDrift says that the kernel hasn't what was written.
 var errDrift = errors.New("somebody has changed our table")
 
-// update carries out a delta. What it does is proportional to what has changed. opening: packets come from now on.
-func (t *tables) update(delta *plan.Delta, opening bool) error {
+// update carries out a delta. What it costs is proportional to what has changed.
+func (t *tables) update(delta *plan.Delta) error {
 	l := &blame{frontends: map[plan.FrontendKey]error{}}
 	for _, c := range delta.Frontends {
 		if c.New != nil {
@@ -304,14 +240,8 @@ func (t *tables) update(delta *plan.Delta, opening bool) error {
 			one.begin()
 		}
 		b := t.amend(delta, l, n > 0)
-		if opening {
-			for _, one := range t.byFamily {
-				one.open(b, t.facts)
-			}
-		}
-		err := t.commit(b)
+		err := t.socket.Commit(b)
 		if err == nil {
-			t.closed = t.closed && !opening
 			t.acknowledge(delta, l)
 			return l.err()
 		}
@@ -322,7 +252,7 @@ func (t *tables) update(delta *plan.Delta, opening bool) error {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENFILE) {
 			return errDrift
 		}
-		if n > 0 && !l.note(b, err) {
+		if n > 0 && !l.note(err) {
 			return fmt.Errorf("changing the table %s: %w", tableName, err)
 		}
 	}
@@ -337,17 +267,13 @@ type move struct {
 	owner    int
 }
 
-func (t *tables) amend(delta *plan.Delta, l *blame, blaming bool) *batch {
-	b := newBatch()
+func (t *tables) amend(delta *plan.Delta, l *blame, blaming bool) *nf.Batch {
+	b := nf.NewBatch()
 	for _, m := range t.moves(delta, l, blaming) {
-		if blaming {
-			b.forOwner(m.owner)
-		}
+		b.Owner(m.owner)
 		m.table.enter(b, m.old, m.had, m.new, m.owner)
 	}
-	if blaming {
-		b.forOwner(0)
-	}
+	b.Owner(0)
 	for _, a := range delta.RemovedIPs {
 		t.clusterIP(b, a, false)
 	}
@@ -394,7 +320,7 @@ func changedPort(c plan.FrontendChange) plan.PortID {
 	return c.Old.ID
 }
 
-func (t *tables) clusterIP(b *batch, a netip.Addr, add bool) {
+func (t *tables) clusterIP(b *nf.Batch, a netip.Addr, add bool) {
 	if one := t.byFamily[intent.FamilyOf(a)]; one != nil {
 		one.clusterIP(b, a, add)
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // A frontend changes in two steps: all that go or change leave first, so that a pool whose frontends all move on to
@@ -27,7 +28,7 @@ func (t *table) leave(f *plan.Frontend, owner int) *stay {
 }
 
 // enter writes a frontend that comes, changes or goes; had is what leave returned for old.
-func (t *table) enter(b *batch, old *plan.Frontend, had *stay, new *plan.Frontend, owner int) {
+func (t *table) enter(b *nf.Batch, old *plan.Frontend, had *stay, new *plan.Frontend, owner int) {
 	var was, is *record
 	var like *shape
 	if had != nil {
@@ -47,77 +48,57 @@ type record struct {
 	port  uint64
 }
 
+// element is a frontend's in services.
+func (t *table) element(k plan.FrontendKey, r *record) nf.Element {
+	t.scratch[0] = t.frontendKey(t.scratch[0][:0], k)
+	t.scratch[1] = portID(number(number(t.scratch[1][:0], 0), r.shape), r.port)
+	return nf.Element{Key: t.scratch[0], Data: t.scratch[1]}
+}
+
 // records is called with what both frontends share: their key.
-func (t *table) records(b *batch, old, new *plan.Frontend, was, is *record) {
+func (t *table) records(b *nf.Batch, old, new *plan.Frontend, was, is *record) {
 	if was != nil && is != nil && *was == *is {
 		return
 	}
 	if was != nil {
-		b.del(t.services, t.frontendKey(t.scratch[0][:0], old.FrontendKey))
+		b.Delete(t.services, t.element(old.FrontendKey, was))
 	}
 	if is != nil {
-		key := t.frontendKey(t.scratch[0][:0], new.FrontendKey)
-		data := portID(number(number(t.scratch[1][:0], 0), is.shape), is.port)
-		b.add(t.services, key, data)
-		t.scratch[0], t.scratch[1] = key, data
+		b.Add(t.services, t.element(new.FrontendKey, is))
 	}
 }
 
-// ranges updates the sources that may come.
-func (t *table) ranges(b *batch, old, new *plan.Frontend) {
+// ranges updates the sources that may connect.
+func (t *table) ranges(b *nf.Batch, old, new *plan.Frontend) {
 	had, has := rangesOf(old), rangesOf(new)
 	if slices.Equal(had, has) {
 		return
 	}
-	bounds := func(k plan.FrontendKey, p netip.Prefix) (from, to []byte) {
+	bounds := func(k plan.FrontendKey, p netip.Prefix) nf.Element {
 		key := t.frontendKey(nil, k)
-		return t.addr(bytes.Clone(key), p.Addr()), t.addr(key, last(p))
+		return nf.Element{Key: t.AppendAddr(bytes.Clone(key), p.Addr()), End: t.AppendAddr(key, nf.Last(p))}
 	}
 	for _, p := range had {
 		if !slices.Contains(has, p) {
-			from, to := bounds(old.FrontendKey, p)
-			b.delRange(t.sources, from, to)
+			b.Delete(t.sources, bounds(old.FrontendKey, p))
 		}
 	}
 	for _, p := range has {
 		if !slices.Contains(had, p) {
-			from, to := bounds(new.FrontendKey, p)
-			b.addRange(t.sources, from, to)
+			b.Add(t.sources, bounds(new.FrontendKey, p))
 		}
 	}
 }
 
-// rangesOf are a frontend's sources without those that others contain: intervals in a set may not overlap.
 func rangesOf(f *plan.Frontend) []netip.Prefix {
 	if f == nil {
 		return nil
 	}
-	var out []netip.Prefix
-	for _, p := range f.Sources {
-		p = p.Masked()
-		wider := func(q netip.Prefix) bool {
-			q = q.Masked()
-			return q.Overlaps(p) && q.Bits() < p.Bits()
-		}
-		if !slices.Contains(out, p) && !slices.ContainsFunc(f.Sources, wider) {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
-// last is the last address of a prefix.
-func last(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(b)*8; i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
+	return nf.Disjoint(f.Sources)
 }
 
 // settle writes what the changed frontends share: endpoints and shapes.
-func (t *table) settle(b *batch) {
+func (t *table) settle(b *nf.Batch) {
 	t.settlePorts(b)
 	for s, had := range t.touchedShapes {
 		if !had {
@@ -129,19 +110,15 @@ func (t *table) settle(b *batch) {
 }
 
 // settlePorts writes the endpoints of the ports that were touched.
-func (t *table) settlePorts(b *batch) {
+func (t *table) settlePorts(b *nf.Batch) {
 	if len(t.touchedPorts) == 0 {
 		return
 	}
 	for n, was := range t.touchedPorts {
-		if b.owners != nil {
-			b.forOwner(was.owner)
-		}
+		b.Owner(was.owner)
 		t.settlePort(b, n, was.before)
 	}
-	if b.owners != nil {
-		b.forOwner(0)
-	}
+	b.Owner(0)
 	clear(t.touchedPorts)
 }
 
@@ -150,7 +127,7 @@ func (t *table) settlePorts(b *batch) {
 const idleShapes = 64
 
 // prune removes the shapes that nobody uses, when there are many.
-func (t *table) prune(b *batch) {
+func (t *table) prune(b *nf.Batch) {
 	var idle []shape
 	for s, u := range t.shapes {
 		if u.refs == 0 {
@@ -165,31 +142,30 @@ func (t *table) prune(b *batch) {
 			continue // it goes the next time
 		}
 		u := t.shapes[s]
-		b.del(t.layout.shapes, number(nil, u.id))
-		b.delChain(removedChains, t.family, t.table(), s.chain())
+		b.Delete(t.layout.shapes, shapeElement(u.id, &s))
+		b.DeleteChain(t.at, s.chain())
 		delete(t.shapes, s)
 		t.undoes(func() { t.shapes[s] = u })
 	}
 }
 
-func (t *table) addShape(b *batch, s shape, id uint32) {
+func (t *table) addShape(b *nf.Batch, s shape, id uint32) {
 	if s.sticky > 0 && !t.sticky {
 		t.sticky = true
 		t.undoes(func() { t.sticky = false })
-		for _, set := range t.sometimes() {
-			t.addSet(b, set)
+		for _, set := range t.withAffinity() {
+			b.AddSet(set)
 		}
 	}
-	if !t.keptChain(s.chain(), nil) {
-		b.addChain(t.family, t.table(), s.chain(), nil)
-	}
-	for _, exprs := range t.shape(&s) {
-		b.addRule(t.family, t.table(), s.chain(), exprs)
-	}
-	b.addVerdict(t.layout.shapes, number(nil, id), s.chain())
+	b.AddChain(t.at, nf.Chain{Name: s.chain(), Rules: t.shape(&s)})
+	b.Add(t.layout.shapes, shapeElement(id, &s))
 }
 
-func (t *table) settlePort(b *batch, n uint64, before []poolUse) {
+func shapeElement(id uint32, s *shape) nf.Element {
+	return nf.Element{Key: nf.Number(id), Verdict: nf.Goto(s.chain())}
+}
+
+func (t *table) settlePort(b *nf.Batch, n uint64, before []poolUse) {
 	var after []poolUse
 	if p := t.ports[n]; p != nil {
 		after = p.pools
@@ -224,46 +200,49 @@ func (u *poolUse) endpoints() []plan.Endpoint {
 
 // slots makes a pool of another. Slots are in the pool's order, so a change in the middle moves those behind it: cheap,
 // and nothing but the pool itself has to be remembered.
-func (t *table) slots(b *batch, in *set, n uint64, pool uint32, was, is []plan.Endpoint) {
+func (t *table) slots(b *nf.Batch, in *nf.Set, n uint64, pool uint32, was, is []plan.Endpoint) {
+	element := func(i int, to netip.AddrPort) nf.Element {
+		t.scratch[0] = number(portID(t.scratch[0][:0], n), pool<<poolShift+uint32(i))
+		data := t.scratch[1][:0]
+		if in == t.choices {
+			data = number(data, 0)
+		}
+		t.scratch[1] = t.endpoint(data, to)
+		return nf.Element{Key: t.scratch[0], Data: t.scratch[1]}
+	}
 	for i := range max(len(was), len(is)) {
 		gone, come := i < len(was), i < len(is)
 		if gone && come && was[i].Addr == is[i].Addr {
 			continue
 		}
-		key := number(portID(t.scratch[0][:0], n), pool<<poolShift+uint32(i))
-		t.scratch[0] = key
 		if gone {
-			b.del(in, key)
+			b.Delete(in, element(i, was[i].Addr))
 		}
 		if come {
-			data := t.scratch[1][:0]
-			if in == t.choices {
-				data = number(data, 0)
-			}
-			data = t.endpoint(data, is[i].Addr)
-			t.scratch[1] = data
-			b.add(in, key, data)
+			b.Add(in, element(i, is[i].Addr))
 		}
 	}
 }
 
 // memberships says which endpoints a client with affinity may get, and stay with.
-func (t *table) memberships(b *batch, n uint64, pool uint32, was, is *poolUse) {
+func (t *table) memberships(b *nf.Batch, n uint64, pool uint32, was, is *poolUse) {
 	had, has := was.lasting(), is.lasting()
 	t.slots(b, t.choices, n, pool, had, has)
 	in := func(list []plan.Endpoint, a netip.AddrPort) bool {
 		_, found := slices.BinarySearchFunc(list, a, func(e plan.Endpoint, a netip.AddrPort) int { return e.Addr.Compare(a) })
 		return found
 	}
-	key := func(a netip.AddrPort) []byte { return t.endpoint(number(portID(nil, n), pool), a) }
+	member := func(a netip.AddrPort) nf.Element {
+		return nf.Element{Key: t.endpoint(number(portID(nil, n), pool), a)}
+	}
 	for _, e := range had {
 		if !in(has, e.Addr) {
-			b.del(t.members, key(e.Addr))
+			b.Delete(t.members, member(e.Addr))
 		}
 	}
 	for _, e := range has {
 		if !in(had, e.Addr) {
-			b.add(t.members, key(e.Addr), nil)
+			b.Add(t.members, member(e.Addr))
 		}
 	}
 }
@@ -277,12 +256,11 @@ func (u *poolUse) lasting() []plan.Endpoint {
 }
 
 // clusterIP adds or removes an address whose other ports are rejected.
-func (t *table) clusterIP(b *batch, a netip.Addr, add bool) {
-	key := t.addr(t.scratch[0][:0], a)
-	t.scratch[0] = key
-	if add {
-		b.add(t.clusterIPs, key, nil)
+func (t *table) clusterIP(b *nf.Batch, a netip.Addr, add bool) {
+	t.scratch[0] = t.AppendAddr(t.scratch[0][:0], a)
+	if e := (nf.Element{Key: t.scratch[0]}); add {
+		b.Add(t.clusterIPs, e)
 	} else {
-		b.del(t.clusterIPs, key)
+		b.Delete(t.clusterIPs, e)
 	}
 }

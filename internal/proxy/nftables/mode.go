@@ -1,5 +1,5 @@
-// Package nftables makes packets go where a plan.Snapshot says by telling the kernel's nf_tables, over netlink: a number
-// of rules that doesn't grow with the Services, which are elements of maps. It encodes decisions and makes none.
+// Package nftables is the proxy mode that programs a plan.Snapshot into the kernel's nf_tables over netlink: a number of rules
+// that doesn't grow with the Services, which are elements of maps. It encodes decisions and makes none.
 package nftables
 
 import (
@@ -55,16 +55,16 @@ func (m *mode) Limits() []string {
 }
 
 func (m *mode) Open(context.Context) (backend.Backend, error) {
-	s, err := taken(&m.spare)
+	s, err := m.spare.Take()
 	if err != nil {
 		return nil, err
 	}
-	return newTables(s, m.Mark), nil
+	return &tables{socket: s, mark: m.Mark}, nil
 }
 
-// Cleanup removes our tables.
+// Cleanup deletes our tables.
 func (m *mode) Cleanup(context.Context) error {
-	s, err := dial()
+	s, err := nf.Dial()
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil
 	}
@@ -72,42 +72,23 @@ func (m *mode) Cleanup(context.Context) error {
 		return err
 	}
 	defer s.Close()
-	b := newBatch()
-	for _, f := range families {
-		l := layoutOf(f, tableName)
-		switch _, err := s.table(l); {
-		case err == nil:
-			b.delTable(cleared, l.family, l.table)
-		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-			// EINVAL and EOPNOTSUPP: a kernel without nf_tables.
-		default:
-			return fmt.Errorf("looking for the table %s: %w", tableName, err)
-		}
-	}
-	msg, err := b.bytes()
-	if msg == nil || err != nil {
-		return err
-	}
-	if err := s.Transact(msg); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("removing the table %s: %w", tableName, err)
-	}
-	return nil
+	return s.Remove(layoutOf(intent.IPv4, tableName).at, layoutOf(intent.IPv6, tableName).at)
 }
 
 var families = []intent.Family{intent.IPv4, intent.IPv6}
 
-// Probe tells the kernel all that the mode may ever say, in a table of its own that the same transaction removes.
+// Probe lets the kernel check all that the mode may ever write, in a table of its own that the same transaction deletes.
 func (m *mode) Probe(_ context.Context, wanted []intent.Family) error {
-	s, err := taken(&m.spare)
+	s, err := m.spare.Take()
 	if err != nil {
 		return errors.New("this kernel has no nf_tables netlink: load the module nf_tables, or choose --proxy-mode=iptables")
 	}
-	defer func() { m.spare.Put(s.Socket) }()
-	if s.probe(m.Mark, wanted...) == nil {
+	defer func() { m.spare.Put(s) }()
+	if probe(s, m.Mark, wanted...) == nil {
 		return nil
 	}
 	for _, f := range wanted {
-		err := s.probe(m.Mark, f)
+		err := probe(s, m.Mark, f)
 		switch {
 		case err == nil:
 		case errors.Is(err, unix.EPERM):
@@ -121,30 +102,19 @@ func (m *mode) Probe(_ context.Context, wanted []intent.Family) error {
 	return nil
 }
 
-func (s *socket) probe(mark uint32, families ...intent.Family) error {
-	b := newBatch()
+func probe(s *nf.Socket, mark uint32, families ...intent.Family) error {
+	b := nf.NewBatch()
 	for _, f := range families {
-		b.everything(f, mark)
+		l := layoutOf(f, fmt.Sprintf("%s-probe-%d", tableName, unix.Getpid()))
+		facts := &plan.Facts{NodePorts: plan.NodePorts{All: true}}
+		t := newTable(newRuler(l, facts, mark))
+		t.base(b, facts, nil)
+		everything := shape{sticky: 1000, ranged: true}
+		everything.routes[plan.FromNode] = leg{of: 1, masquerade: true}
+		everything.routes[plan.FromOutside] = leg{verdict: plan.Reject}
+		everything.routes[plan.FromPod] = leg{verdict: plan.Drop}
+		t.addShape(b, everything, 1)
+		b.DeleteTableLast(l.at)
 	}
-	msg, err := b.bytes()
-	if err != nil {
-		return err
-	}
-	return s.Transact(msg)
-}
-
-// everything is all that the mode may ever say of a family.
-func (b *batch) everything(f intent.Family, mark uint32) {
-	l := layoutOf(f, fmt.Sprintf("%s-probe-%d", tableName, unix.Getpid()))
-	facts := &plan.Facts{NodePorts: plan.NodePorts{All: true}}
-	t := newTable(newRuler(l, facts, f, mark))
-	b.addTable(l.family, l.table)
-	t.base(b, facts)
-	t.open(b, facts)
-	everything := shape{sticky: 1000, ranged: true}
-	everything.routes[plan.FromNode] = leg{of: 1, masquerade: true}
-	everything.routes[plan.FromOutside] = leg{verdict: plan.Reject}
-	everything.routes[plan.FromPod] = leg{verdict: plan.Drop}
-	t.addShape(b, everything, 1)
-	b.delTable(rules, l.family, l.table)
+	return s.Commit(b)
 }

@@ -77,6 +77,5 @@ func idOf(p plan.PortID, salt byte) uint64 {
 	b = append(append(b, p.Service.Name...), ':')
 	b = append(append(b, p.Port...), 0, byte(p.Protocol), byte(p.Family), salt)
 	sum := sha256.Sum256(b)
-	// Zero is the canary's.
 	return max(1, binary.BigEndian.Uint64(sum[:]))
 }

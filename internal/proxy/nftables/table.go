@@ -3,14 +3,12 @@ package nftables
 import (
 	"fmt"
 	"hash/fnv"
-	"net/netip"
 	"slices"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // table is what the kernel has of one family, as far as the next change must know it: not the frontends themselves,
@@ -19,11 +17,8 @@ type table struct {
 	*ruler
 	shapes map[shape]*shapeUse
 	ports  map[uint64]*port
-	sticky bool // affinity and members are there
-	// kept are the sets and chains that were there before, in the transaction that takes over; late are sets that it
-	// replaces, which go a little later.
-	kept *inventory
-	late []string
+	sticky bool     // the sets of affinity are there
+	late   []string // sets that were replaced, and are deleted a little later
 
 	// Of the transaction in the making:
 	touchedPorts  map[uint64]touched
@@ -86,7 +81,7 @@ func (t *table) rollback() {
 }
 
 func (t *table) end() {
-	t.undo, t.undoable, t.kept, t.last = nil, false, nil, lastShape{}
+	t.undo, t.undoable, t.last = nil, false, lastShape{}
 	// New ones: to walk over a map costs what it has ever held.
 	t.touchedPorts, t.touchedShapes = map[uint64]touched{}, map[shape]bool{}
 }
@@ -97,192 +92,46 @@ func (t *table) undoes(f func()) {
 	}
 }
 
-// baseChains are there whatever the Services.
-var baseChains = []struct {
-	name string
-	at   *hook
-}{
-	{"prerouting", &hook{unix.NF_INET_PRE_ROUTING, dstnat}},
-	{"output", &hook{unix.NF_INET_LOCAL_OUT, dstnat}},
-	// Before anybody's srcnat, since a flow with a rewritten source is not looked at any more.
-	{"nobody", &hook{unix.NF_INET_POST_ROUTING, srcnat - 1}},
-	{"postrouting", &hook{unix.NF_INET_POST_ROUTING, srcnat}},
-	{rejectChain, nil},
-	{hairpinChain, nil},
-}
-
 const dstnat, srcnat = -100, 100
 
-// takeOver keeps what is there and is as we want it, without what is in it, and removes the rest but for chains, of which
-// it isn't known yet who needs them.
-func (t *table) takeOver(b *batch, left *inventory) {
-	t.kept = left
-	b.delRules(t.family, t.table())
-	for _, s := range append(t.always(), t.sometimes()...) {
-		switch k, there := left.sets[s.name]; {
-		case !there || !k.like(s):
-		case s == t.affinity:
-			t.sticky = true
-		default:
-			b.flush(s)
-		}
+// baseChains are there whatever the Services.
+func (t *table) baseChains(f *plan.Facts) []nf.Chain {
+	hook := func(point uint32, priority int32) nf.Hook {
+		return nf.Hook{Type: "nat", Point: point, Priority: priority}
 	}
-	for name := range left.sets {
-		if !t.keptSet(name) && !slices.Contains(t.late, name) {
-			b.delSet(t.family, t.table(), name)
-		}
-	}
-	for _, c := range baseChains {
-		if _, there := left.chains[c.name]; there && !t.keptChain(c.name, c.at) {
-			b.delChain(cleared, t.family, t.table(), c.name)
-		}
-	}
-	if t.sticky {
-		t.addSet(b, t.choices)
-		t.addSet(b, t.members)
+	return []nf.Chain{
+		{Name: "prerouting", Hook: hook(unix.NF_INET_PRE_ROUTING, dstnat), Rules: t.dispatch(&f.NodePorts)},
+		{Name: "output", Hook: hook(unix.NF_INET_LOCAL_OUT, dstnat), Rules: t.dispatch(&f.NodePorts)},
+		// Before anybody's srcnat, since a flow with a rewritten source is not looked at any more.
+		{Name: "nobody", Hook: hook(unix.NF_INET_POST_ROUTING, srcnat-1), Rules: t.unallocated(f.ServicePrefixes)},
+		{Name: "postrouting", Hook: hook(unix.NF_INET_POST_ROUTING, srcnat), Rules: t.rewriting()},
+		{Name: rejectChain, Rules: t.Refuse()},
+		{Name: hairpinChain, Rules: t.hairpins()},
 	}
 }
 
-// keptSet says whether a set of the name was there and stays.
-func (t *table) keptSet(name string) bool {
-	if t.kept == nil {
-		return false
+// base declares the sets and chains that are there whatever the Services. The sets of affinity stay if they are there: clients
+// keep their endpoints.
+func (t *table) base(b *nf.Batch, f *plan.Facts, present *nf.Present) {
+	b.Replace(t.at, present)
+	sets := t.always()
+	if t.sticky = present.Like(t.affinity); t.sticky {
+		sets = append(sets, t.withAffinity()...)
 	}
-	k, there := t.kept.sets[name]
-	if !there {
-		return false
+	for _, s := range sets {
+		b.AddSet(s)
 	}
-	for _, s := range append(t.always(), t.sometimes()...) {
-		if s.name == name {
-			return k.like(s)
-		}
+	for _, c := range t.baseChains(f) {
+		b.AddChain(t.at, c)
 	}
-	return false
-}
-
-// keptChain says whether a chain was there and stays.
-func (t *table) keptChain(name string, at *hook) bool {
-	if t.kept == nil {
-		return false
-	}
-	was, there := t.kept.chains[name]
-	return there && (was == nil) == (at == nil) && (at == nil || *was == *at)
-}
-
-func (t *table) addSet(b *batch, s *set) {
-	if !t.keptSet(s.name) {
-		b.addSet(s)
-	}
-}
-
-// abandon removes the chains that were there before and that nobody needs.
-func (t *table) abandon(b *batch) {
-	if t.kept == nil {
-		return
-	}
-	needed := map[string]bool{}
-	for _, c := range baseChains {
-		needed[c.name] = true
-	}
-	for s := range t.shapes {
-		needed[s.chain()] = true
-	}
-	for name := range t.kept.chains {
-		if !needed[name] {
-			b.delChain(cleared, t.family, t.table(), name)
-		}
-	}
-}
-
-// base are the rules and sets that are there whatever the Services, but for those by which packets come in.
-func (t *table) base(b *batch, f *plan.Facts) {
-	t.addBase(b, f, func(at *hook) bool { return at == nil })
-	for _, s := range t.always() {
-		t.addSet(b, s)
-	}
-	t.canaries(b)
 	for _, key := range nibbles() {
-		b.add(t.same, key, nil)
+		b.Add(t.same, nf.Element{Key: key})
 	}
 	for _, a := range f.NodePorts.Addrs {
-		if t.has(a) && !a.IsLoopback() {
-			b.add(t.nodeIPs, t.addr(nil, a), nil)
+		if a.Is6() == t.Is6() && !a.IsLoopback() {
+			b.Add(t.nodeIPs, nf.Element{Key: t.AppendAddr(nil, a)})
 		}
 	}
-}
-
-// open lets packets in.
-func (t *table) open(b *batch, f *plan.Facts) {
-	t.addBase(b, f, func(at *hook) bool { return at != nil })
-}
-
-// addBase writes some of the chains that are there whatever the Services.
-func (t *table) addBase(b *batch, f *plan.Facts, which func(*hook) bool) {
-	wanted := map[string]bool{}
-	for _, c := range baseChains {
-		if wanted[c.name] = which(c.at); wanted[c.name] && !t.keptChain(c.name, c.at) {
-			b.addChain(t.family, t.table(), c.name, c.at)
-		}
-	}
-	for _, rule := range t.baseRules(f) {
-		if wanted[rule.chain] {
-			b.addRule(t.family, t.table(), rule.chain, rule.exprs)
-		}
-	}
-}
-
-type baseRule struct {
-	chain string
-	exprs []expr.Any
-}
-
-func (t *table) baseRules(f *plan.Facts) (out []baseRule) {
-	add := func(chain string, list [][]expr.Any) {
-		for _, exprs := range list {
-			out = append(out, baseRule{chain, exprs})
-		}
-	}
-	add("prerouting", t.dispatch(&f.NodePorts))
-	add("output", t.dispatch(&f.NodePorts))
-	add("nobody", t.unallocated(f.ServicePrefixes))
-	add("postrouting", t.rewriting())
-	add(rejectChain, t.rejection())
-	add(hairpinChain, t.hairpins())
-	return out
-}
-
-func (t *table) table() string { return t.layout.table }
-
-func (t *table) has(a netip.Addr) bool { return (intent.FamilyOf(a) == intent.IPv4) == (t.width == 4) }
-
-// canaries are elements that match no packet. Whoever flushes a map takes them too, and Check sees it.
-func (t *table) canaries(b *batch) {
-	for _, c := range t.canaryKeys() {
-		if c.set.verdicts {
-			b.addVerdict(c.set, c.key, "")
-			continue
-		}
-		var end, data []byte
-		if c.set.flags&unix.NFT_SET_INTERVAL != 0 {
-			end = c.key
-		}
-		if c.set.data != nil {
-			data = make([]byte, c.set.dataLen)
-		}
-		b.element(c.set, false, c.key, end, data)
-	}
-}
-
-type canary struct {
-	set *set
-	key []byte
-}
-
-func (t *table) canaryKeys() (out []canary) {
-	for _, s := range t.always() {
-		out = append(out, canary{s, make([]byte, s.keyLen)})
-	}
-	return out
 }
 
 // portOf finds the port of an ID, and what it is known as. Two names with one number (nobody has seen it happen, but
@@ -441,7 +290,7 @@ func (t *table) touchShape(s shape) *shapeUse {
 func (t *table) shapeID(s *shape) uint32 {
 	sum := fnv.New32a()
 	_, _ = sum.Write([]byte(s.chain()))
-	for id := max(1, sum.Sum32()); ; id = max(1, id+1) { // zero is the canary's
+	for id := max(1, sum.Sum32()); ; id = max(1, id+1) { // zero is no shape
 		taken := false
 		for _, u := range t.shapes {
 			taken = taken || u.id == id

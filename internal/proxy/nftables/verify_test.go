@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -16,41 +17,15 @@ import (
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/nf"
+	"portal/internal/proxy/nf/nftest"
 )
 
 // dump lists a set's elements: data by key.
-func dump(t testing.TB, s *socket, in *set) map[string]string {
+func dump(t testing.TB, s *nf.Socket, in *nf.Set) (out map[string]string) {
 	t.Helper()
-	out := map[string]string{}
-	body := nf.AppendString(nf.AppendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, in.table), unix.NFTA_SET_ELEM_LIST_SET, in.name)
-	err := s.Ask(in.family, unix.NFT_MSG_GETSETELEM, true, body, func(m []byte) {
-		for typ, list := range nf.Attributes(m) {
-			if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-				continue
-			}
-			for _, elem := range nf.Attributes(list) {
-				var key, end, data string
-				for typ, v := range nf.Attributes(elem) {
-					value := ""
-					for _, x := range nf.Attributes(v) {
-						value = string(x)
-						break
-					}
-					switch typ {
-					case unix.NFTA_SET_ELEM_KEY:
-						key = value
-					case elemKeyEnd:
-						end = value
-					case unix.NFTA_SET_ELEM_DATA:
-						data = value
-					}
-				}
-				out[key+end] = data
-			}
-		}
-	})
+	err := s.Elements(in, func() { out = map[string]string{} }, func(e nf.Element) { out[string(e.Key)+string(e.End)] = string(e.Data) })
 	if err != nil {
-		t.Fatalf("listing %s: %v", in.name, err)
+		t.Fatal(err)
 	}
 	return out
 }
@@ -72,35 +47,28 @@ func verify(t testing.TB, be *tables, s *plan.Snapshot, except ...int) {
 		}
 		for a := range s.ClusterIPs {
 			if intent.FamilyOf(a) == family {
-				w.want(one.clusterIPs, one.addr(nil, a), nil)
+				w.want(one.clusterIPs, one.AppendAddr(nil, a), nil)
 			}
 		}
 		for _, a := range s.Facts.NodePorts.Addrs {
 			if intent.FamilyOf(a) == family {
-				w.want(one.nodeIPs, one.addr(nil, a), nil)
+				w.want(one.nodeIPs, one.AppendAddr(nil, a), nil)
 			}
 		}
 		for _, key := range nibbles() {
 			w.want(one.same, key, nil)
 		}
-		for _, c := range one.canaryKeys() {
-			key := c.key
-			if c.set == one.sources {
-				key = append(key, key...)
-			}
-			w.want(c.set, key, make([]byte, c.set.dataLen))
-		}
-		sets := []*set{one.services, one.backends, one.clusterIPs, one.nodeIPs, one.same, one.sources}
+		sets := []*nf.Set{one.services, one.backends, one.clusterIPs, one.nodeIPs, one.same, one.sources}
 		if one.sticky {
 			sets = append(sets, one.members, one.choices)
 		}
 		for _, in := range sets {
-			got, want := dump(t, be.socket, in), w.elements[in.name]
+			got, want := dump(t, be.socket, in), w.elements[in.Name]
 			if want == nil {
 				want = map[string]string{}
 			}
 			if !maps.Equal(got, want) {
-				t.Fatalf("IPv%d %s has\n%s, expected\n%s", family, in.name, show(got), show(want))
+				t.Fatalf("IPv%d %s has\n%s, expected\n%s", family, in.Name, show(got), show(want))
 			}
 		}
 	}
@@ -122,11 +90,11 @@ type wanted struct {
 
 func newWanted(t *table) *wanted { return &wanted{t, map[string]map[string]string{}} }
 
-func (w *wanted) want(in *set, key, data []byte) {
-	if w.elements[in.name] == nil {
-		w.elements[in.name] = map[string]string{}
+func (w *wanted) want(in *nf.Set, key, data []byte) {
+	if w.elements[in.Name] == nil {
+		w.elements[in.Name] = map[string]string{}
 	}
-	w.elements[in.name][string(key)] = string(data)
+	w.elements[in.Name][string(key)] = string(data)
 }
 
 func (w *wanted) frontend(t testing.TB, f *plan.Frontend) {
@@ -140,7 +108,7 @@ func (w *wanted) frontend(t testing.TB, f *plan.Frontend) {
 	w.want(w.services, w.frontendKey(nil, f.FrontendKey), data)
 	for _, p := range rangesOf(f) {
 		key := w.frontendKey(nil, f.FrontendKey)
-		w.want(w.sources, slices.Concat(key, w.addr(nil, p.Addr()), key, w.addr(nil, last(p))), nil)
+		w.want(w.sources, slices.Concat(key, w.AppendAddr(nil, p.Addr()), key, w.AppendAddr(nil, nf.Last(p))), nil)
 	}
 	for o, r := range f.Routes {
 		if r.Pool == nil {
@@ -162,11 +130,10 @@ func (w *wanted) frontend(t testing.TB, f *plan.Frontend) {
 func TestKernelFollowsSnapshot(t *testing.T) {
 	inNamespace(t)
 	be := opened(t)
+	faults := nftest.On(be.socket)
 	rapid.Check(t, func(rt *rapid.T) {
 		s := plan.NewSnapshot(facts)
-		fail := &refuser{be: be, addrs: map[string]bool{}}
-		be.transact = fail.transact
-		defer func() { be.transact = be.socket.Transact }()
+		defer func() { faults.Refuse = nil }()
 		for range rapid.IntRange(1, 12).Draw(rt, "steps") {
 			for range rapid.IntRange(1, 4).Draw(rt, "changes") {
 				i := rapid.IntRange(0, 4).Draw(rt, "service")
@@ -181,18 +148,29 @@ func TestKernelFollowsSnapshot(t *testing.T) {
 				s.Forget()
 			case 1:
 				// The transaction is refused as a whole, once; the loop tries again.
-				be.transact = func([]byte) error { return nf.Refusal{1: unix.ENOMEM} }
-				if apply(be, s) == nil && !s.Delta().Empty() {
-					rt.Fatal("a nf.Refusal went unnoticed")
+				faults.Refuse = func(nf.Message) unix.Errno { return unix.ENOMEM }
+				if sent := faults.Transactions; apply(be, s) == nil && faults.Transactions > sent {
+					rt.Fatal("a refusal went unnoticed")
 				}
-				be.transact = fail.transact
+				faults.Refuse = nil
 			}
 			if err := apply(be, s); err != nil {
 				rt.Fatal(err)
 			}
 			verify(t, be, s)
+			be.checkAll(rt)
 		}
 	})
+}
+
+// checkAll compares every element, though nobody else has changed anything.
+func (t *tables) checkAll(rt interface{ Fatal(...any) }) {
+	if out, err := exec.Command("nft", "add table ip another").CombinedOutput(); err != nil {
+		rt.Fatal(string(out))
+	}
+	if err := t.Check(context.Background()); err != nil {
+		rt.Fatal(err)
+	}
 }
 
 func drawn(t *rapid.T, i int) *intent.Entry {
@@ -240,11 +218,11 @@ func TestSetsGrow(t *testing.T) {
 	inNamespace(t)
 	be, s := opened(t), plan.NewSnapshot(facts)
 	names := func(be *tables) (out []string) {
-		left, err := be.socket.inventory(be.byFamily[intent.IPv4].layout)
+		present, err := be.socket.Read(be.byFamily[intent.IPv4].at)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slices.Sorted(maps.Keys(left.sets))
+		return present.Sets()
 	}
 	grow := func(to int) {
 		for i := len(s.Services); i < to; i++ {
@@ -258,14 +236,14 @@ func TestSetsGrow(t *testing.T) {
 		verify(t, be, s)
 	}
 	small := int(roomFor(0))
-	grow(small - 1) // and the canary
-	if got := be.byFamily[intent.IPv4].services; got.name != "services" || int(got.size) != small {
-		t.Errorf("with %d Services there is %s of %d", small-1, got.name, got.size)
+	grow(small)
+	if got := be.byFamily[intent.IPv4].services; got.Name != "services" || int(got.Size) != small {
+		t.Errorf("with %d Services there is %s of %d", small, got.Name, got.Size)
 	}
 	grow(small + 100)
-	for _, in := range []*set{be.byFamily[intent.IPv4].services, be.byFamily[intent.IPv4].backends, be.byFamily[intent.IPv4].clusterIPs} {
-		if !strings.HasSuffix(in.name, "-2") || int(in.size) < 2*small {
-			t.Errorf("with %d Services there is %s of %d", small+100, in.name, in.size)
+	for _, in := range []*nf.Set{be.byFamily[intent.IPv4].services, be.byFamily[intent.IPv4].backends, be.byFamily[intent.IPv4].clusterIPs} {
+		if !strings.HasSuffix(in.Name, "-2") || int(in.Size) < 2*small {
+			t.Errorf("with %d Services there is %s of %d", small+100, in.Name, in.Size)
 		}
 	}
 	if got := names(be); !slices.Contains(got, "services") || !slices.Contains(got, "services-2") {
@@ -307,9 +285,10 @@ func TestIdleShapesGo(t *testing.T) {
 		t.Errorf("%d shapes are kept", n)
 	}
 	verify(t, be, s)
-	left, err := be.socket.inventory(be.byFamily[intent.IPv4].layout)
-	if err != nil || len(left.chains) != len(be.byFamily[intent.IPv4].shapes)+len(baseChains) {
-		t.Errorf("%d chains for %d shapes (%v)", len(left.chains), len(be.byFamily[intent.IPv4].shapes), err)
+	one := be.byFamily[intent.IPv4]
+	present, err := be.socket.Read(one.at)
+	if err != nil || len(present.Chains()) != len(one.shapes)+len(one.baseChains(facts)) {
+		t.Errorf("chains %v for %d shapes (%v)", present.Chains(), len(one.shapes), err)
 	}
 }
 

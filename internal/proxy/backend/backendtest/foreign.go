@@ -1,12 +1,14 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"portal/internal/proxy/nf"
 )
 
 // testForeign works beside somebody else's tables, and leaves nothing but them.
@@ -46,44 +48,40 @@ func testForeign(t *testing.T, s *suite) {
 	s.start(t)
 }
 
-// addForeign adds a table that has a rule, a set and a chain at our hooks.
+// addForeign adds tables that have a chain at our hook with a rule.
 func addForeign() error {
-	c, err := nftables.New()
+	s, err := nf.Dial()
 	if err != nil {
 		return err
 	}
-	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
-		table := c.AddTable(&nftables.Table{Name: "foreign", Family: family})
-		chain := c.AddChain(&nftables.Chain{
-			Name: "prerouting", Table: table, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting,
-			Priority: nftables.ChainPriorityNATDest,
+	defer s.Close()
+	b := nf.NewBatch()
+	for _, family := range []byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		table := &nf.Table{Family: family, Name: "foreign"}
+		b.Replace(table, nil)
+		b.AddChain(table, nf.Chain{
+			Name: "prerouting", Hook: nf.Hook{Type: "nat", Point: unix.NF_INET_PRE_ROUTING, Priority: -100}, Rules: []nf.Rule{{nf.Return}},
 		})
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}})
 	}
-	return c.Flush()
+	return s.Commit(b)
 }
 
 // rulesOf lists the rules in the tables of a name, or in all.
 func rulesOf(name string) (out []string, err error) {
-	c, err := nftables.New()
+	s, err := nf.Dial()
 	if err != nil {
 		return nil, err
 	}
-	chains, err := c.ListChains()
-	if err != nil {
-		return nil, err
-	}
-	for _, chain := range chains {
-		if name != "" && chain.Table.Name != name {
-			continue
-		}
-		rules, err := c.GetRules(chain.Table, chain)
-		if err != nil {
+	defer s.Close()
+	for _, family := range []byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
+		var list []string
+		err := s.Rules(&nf.Table{Family: family, Name: name}, "", func() { list = nil }, func(r nf.RuleInfo) {
+			list = append(list, fmt.Sprintf("%d %s %s %d", r.Family, r.Table, r.Chain, r.Handle))
+		})
+		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return nil, err
 		}
-		for _, r := range rules {
-			out = append(out, fmt.Sprintf("%d %s %s %d", chain.Table.Family, chain.Table.Name, chain.Name, r.Handle))
-		}
+		out = append(out, list...)
 	}
 	slices.Sort(out)
 	return out, nil
