@@ -269,6 +269,37 @@ func TestReplace(t *testing.T) {
 	}
 }
 
+// interrupted is a connection on which no list of elements is ever complete.
+type interrupted struct{ Conn }
+
+func (c interrupted) Receive(buf []byte, deadline time.Time) (int, error) {
+	n, err := c.Conn.Receive(buf, deadline)
+	for at := 0; at+unix.NLMSG_HDRLEN <= n; at += align(int(binary.NativeEndian.Uint32(buf[at:]))) {
+		if binary.NativeEndian.Uint16(buf[at+4:]) == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSETELEM {
+			buf[at+6] |= unix.NLM_F_DUMP_INTR
+		}
+	}
+	return n, err
+}
+
+// TestReplaceUnread: where others change something all the time, a table is written without having been read.
+func TestReplaceUnread(t *testing.T) {
+	s := inNamespace(t)
+	sync(t, s, newSample(), 20)
+	nft(t, "add element ip sample addrs { 192.0.2.77 }; delete element ip sample verdicts { 192.0.2.3 }")
+	busy, err := Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	busy.Wrap(func(c Conn) Conn { return interrupted{c} })
+	fresh := newSample()
+	sync(t, busy, fresh, 19)
+	if err := s.Check(fresh.Table); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestCheck: one element more, less or another is noticed and named, and reading costs nothing while nobody changes
 // anything.
 func TestCheck(t *testing.T) {

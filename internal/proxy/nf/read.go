@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -56,6 +57,8 @@ type presentSet struct {
 	form form
 	// elements are contents by key; nil for a set that packets change.
 	elements map[string]string
+	// unknown: the elements could not be read.
+	unknown  bool
 	declared *Set
 }
 
@@ -88,19 +91,26 @@ func (s *Socket) Read(t *Table) (*Present, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the table %s: %w", t.Name, err)
 	}
+	busy := false
 	for name, set := range p.sets {
+		as := &Set{Table: t, Name: name, Verdicts: set.form.data == verdictLen}
+		if as.Verdicts {
+			set.form.data = 0
+		}
 		if set.form.flags&unix.NFT_SET_EVAL != 0 {
 			continue
 		}
-		as := &Set{Table: t, Name: name, Verdicts: set.form.data == verdictLen}
+		if set.unknown = busy; busy {
+			continue
+		}
 		err := s.Elements(as, func() { set.elements = map[string]string{} }, func(e Element) {
 			set.elements[string(e.appendKey(nil))] = string(as.appendContent(nil, &e))
 		})
-		if err != nil {
+		if errors.Is(err, unix.EINTR) {
+			// Others change something all the time, so that no list is ever complete.
+			busy, set.unknown = true, true
+		} else if err != nil {
 			return nil, err
-		}
-		if as.Verdicts {
-			set.form.data = 0
 		}
 	}
 	return p, nil
@@ -259,5 +269,5 @@ func (s *Socket) compare(t *Table) error {
 		return nil
 	}
 	slices.Sort(differ)
-	return errors.New(join(differ))
+	return errors.New(strings.Join(differ, "; "))
 }

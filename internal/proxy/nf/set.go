@@ -2,6 +2,7 @@ package nf
 
 import (
 	"encoding/binary"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -59,6 +60,9 @@ func (s *Set) flags() (f uint32) {
 func (s *Set) KeyLen() int { return length(s.Key) }
 
 func length(fields []Field) (n int) {
+	if len(fields) == 1 {
+		return int(fields[0].size) // alone, it is not padded: the nft tool aborts otherwise
+	}
 	for _, f := range fields {
 		n += align(int(f.size))
 	}
@@ -120,6 +124,8 @@ func (s *Set) describe(b []byte) []byte {
 type Element struct {
 	Key, End, Data []byte
 	Verdict        Verdict
+	// Timeout is how long an element of a dynamic set stays; of one that was read, how long it will still.
+	Timeout time.Duration
 }
 
 // elemKeyEnd is NFTA_SET_ELEM_KEY_END, which package unix lacks.
@@ -140,6 +146,9 @@ func (s *Set) appendElement(b []byte, e *Element, withData bool) []byte {
 	case s.Data != nil:
 		b = appendValue(b, unix.NFTA_SET_ELEM_DATA, e.Data)
 	}
+	if withData && e.Timeout > 0 {
+		b = appendAttr(b, unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds())))
+	}
 	return finishNested(b, start, unix.NFTA_LIST_ELEM)
 }
 
@@ -154,6 +163,10 @@ func readElement(m []byte) (e Element) {
 	value := func(v []byte) []byte { return attr(v, unix.NFTA_DATA_VALUE) }
 	for typ, v := range attributes(m) {
 		switch typ {
+		case unix.NFTA_SET_ELEM_EXPIRATION:
+			if len(v) == 8 {
+				e.Timeout = time.Duration(binary.BigEndian.Uint64(v)) * time.Millisecond
+			}
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = value(v)
 		case elemKeyEnd:

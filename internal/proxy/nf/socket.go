@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -126,6 +125,31 @@ func (s *Socket) Commit(b *Batch) error {
 	}
 	b.acknowledge()
 	return nil
+}
+
+// syncAttempts bounds how often a full sync is made anew because somebody else changed something meanwhile.
+const syncAttempts = 4
+
+// Sync carries out the transaction that build puts together from what it reads. If somebody else changes anything in between, it
+// is built anew; the last time it is carried out nevertheless.
+func (s *Socket) Sync(build func(*Batch) error) (err error) {
+	for n := range syncAttempts {
+		b := NewBatch()
+		if n < syncAttempts-1 {
+			generation, err := s.Generation()
+			if err != nil {
+				return fmt.Errorf("reading the generation of nf_tables: %w", err)
+			}
+			b.OnlyAt(generation)
+		}
+		if err := build(b); err != nil {
+			return err
+		}
+		if err = s.Commit(b); !errors.Is(err, unix.ERESTART) {
+			return err
+		}
+	}
+	return err
 }
 
 func (s *Socket) transact(b *Batch) error {
@@ -308,6 +332,3 @@ func (c *kernelConn) Receive(buf []byte, deadline time.Time) (int, error) {
 		}
 	}
 }
-
-// join puts parts of a list together for people.
-func join(list []string) string { return strings.Join(list, "; ") }

@@ -196,7 +196,10 @@ func (b *Batch) AddSet(s *Set) {
 	if c.present != nil {
 		if have := c.present.sets[s.Name]; have != nil {
 			if have.form == s.form() {
-				have.declared = s
+				if have.declared = s; have.unknown {
+					have.elements = nil
+					b.named(flushing, s.Table, unix.NFT_MSG_DELSETELEM, s.Name)
+				}
 				return
 			}
 			delete(c.present.sets, s.Name)
@@ -291,6 +294,10 @@ func (s *Set) digest(scratch []byte, e *Element) (digest, []byte) {
 
 // Add puts an element into a set. One that is present is left alone; its key with something else is replaced.
 func (b *Batch) Add(s *Set, e Element) {
+	if s.Dynamic {
+		b.element(s, false, &e)
+		return
+	}
 	c := b.change(s.Table)
 	d, scratch := s.digest(b.scratch, &e)
 	b.scratch = scratch
@@ -319,3 +326,6 @@ func (b *Batch) Delete(s *Set, e Element) {
 	c.sets[s.Name] = c.sets[s.Name].minus(d)
 	b.element(s, true, &e)
 }
+
+// FlushDynamic deletes all elements of a set that packets change.
+func (b *Batch) FlushDynamic(s *Set) { b.named(flushing, s.Table, unix.NFT_MSG_DELSETELEM, s.Name) }

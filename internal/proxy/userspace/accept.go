@@ -17,7 +17,7 @@ const (
 	slack = 4
 )
 
-// accept takes clients in. To find nobody there costs more than to be told of the next: where little happens, one is
+// accept takes clients in. An accept that finds nobody costs more than waiting for the next event: where little happens, one is
 // taken at a time.
 func (l *loop) accept(d door) {
 	for range min(1+l.busy/4, greed) {
@@ -102,7 +102,7 @@ func (l *loop) begin(a caller) {
 	l.next(k)
 }
 
-// watch has the poller tell of every change of a socket.
+// watch has the poller report every change of a socket.
 func (l *loop) watch(s *side) error {
 	for len(l.sides) <= s.fd {
 		l.sides = append(l.sides, nil)
@@ -206,8 +206,8 @@ func (l *loop) discard(s *side) {
 	s.fd = -1
 }
 
-// bury ends the round.
-func (l *loop) bury() {
+// closePending closes the sockets that were discarded in this round, and recycles their links.
+func (l *loop) closePending() {
 	for _, fd := range l.closing {
 		unix.Close(fd)
 	}

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -14,11 +15,12 @@ import (
 // frontend is a plan.Frontend with the turn of its pools.
 type frontend struct {
 	*plan.Frontend
+	port  uint64 // the hash of its port
 	turns [plan.Origins]*atomic.Uint32
 }
 
 func newFrontend(f *plan.Frontend) *frontend {
-	out := &frontend{Frontend: f}
+	out := &frontend{Frontend: f, port: hashOf(f.ID)}
 	for o := range f.Routes {
 		if o > 0 && f.Routes[o].Pool == f.Routes[o-1].Pool {
 			out.turns[o] = out.turns[o-1]
@@ -81,12 +83,14 @@ type memory struct {
 
 	mu     sync.Mutex
 	sticky map[client]stuck
+	dirty  bool                         // sticky has changed since it was saved
 	silent map[netip.AddrPort]time.Time // until when
 	anyBad atomic.Bool                  // so that a healthy cluster needs no lock
 }
 
+// client is an address that has connected to a Service's port.
 type client struct {
-	id   plan.PortID
+	port uint64
 	addr netip.Addr
 }
 
@@ -111,7 +115,7 @@ func (m *memory) order(out []plan.Endpoint, f *frontend, o plan.Origin, from net
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
-	own, has := m.sticky[client{f.ID, from}]
+	own, has := m.sticky[client{f.port, from}]
 	has = has && f.Affinity > 0 && now.Before(own.until)
 	rank := func(e plan.Endpoint) int {
 		switch {
@@ -135,7 +139,8 @@ func (m *memory) answered(f *frontend, from netip.Addr, endpoint netip.AddrPort)
 	defer m.mu.Unlock()
 	delete(m.silent, endpoint)
 	if f.Affinity > 0 {
-		m.sticky[client{f.ID, from}] = stuck{endpoint, m.now().Add(f.Affinity)}
+		m.sticky[client{f.port, from}] = stuck{endpoint, m.now().Add(f.Affinity)}
+		m.dirty = true
 	}
 }
 
@@ -163,4 +168,22 @@ func (m *memory) forget() {
 		}
 	}
 	m.anyBad.Store(len(m.silent) > 0)
+}
+
+// restore takes over what an earlier process knew of clients.
+func (m *memory) restore(found map[client]stuck) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.Copy(m.sticky, found)
+}
+
+// changed returns what is known of clients, nil if it was returned before.
+func (m *memory) changed() map[client]stuck {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.dirty {
+		return nil
+	}
+	m.dirty = false
+	return maps.Clone(m.sticky)
 }

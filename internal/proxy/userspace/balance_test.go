@@ -116,16 +116,6 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-func TestOutermost(t *testing.T) {
-	var in []netip.Prefix
-	for _, s := range []string{"10.1.0.0/16", "10.0.0.0/8", "192.0.2.7/24", "192.0.2.0/24", "fd00::/16", "fd00:1::/32"} {
-		in = append(in, netip.MustParsePrefix(s))
-	}
-	if got := fmt.Sprint(outermost(in)); got != "[10.0.0.0/8 192.0.2.0/24 fd00::/16]" {
-		t.Error(got)
-	}
-}
-
 func TestHeader(t *testing.T) {
 	for _, c := range []struct{ client, frontend, want string }{
 		{"192.0.2.1:1000", "10.96.0.1:80", "\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x01\x0a\x60\x00\x01\x03\xe8\x00\x50"},

@@ -2,10 +2,12 @@ package userspace
 
 import (
 	"fmt"
-	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 const (
@@ -15,50 +17,55 @@ const (
 	handoverMark = 0x80000
 )
 
-// handover is what the kernel does while this process is away, as on a restart: it leads new connections to endpoints by
+// handover declares what the kernel does while this process is away, as on a restart: it sends new connections to endpoints by
 // itself, at random and with the node's address as their source. The next process takes them back with its first Apply.
-func (t *table) handover(facts *plan.Facts, frontends []*frontend) string {
-	var b strings.Builder
-	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+func (t *table) handover(b *nf.Batch, facts *plan.Facts, frontends []*frontend, present *nf.Present) {
+	t.base(b, facts, nil, present)
 	come := map[element]bool{}
-	for o, name := range origins {
-		for _, kind := range []string{"", "-ports"} {
-			key := "meta l4proto . th dport"
-			if kind == "" {
-				key = t.key
-			}
-			say("add map %s %s %s-pick%s { typeof %s : verdict; }", t.ip, tableName, name, kind, key)
-			say("add map %s %s %s-slots%s { typeof %s . numgen random mod 2 : %s daddr . th dport; }", t.ip, tableName, name, kind, key, t.ip)
+	for o := range origins {
+		for kind, withAddr := range []bool{true, false} {
+			b.AddSet(t.pick[o][kind])
+			b.AddSet(t.slots[o][kind])
+			slot := reg0 + uint32(t.pick[o][kind].KeyLen()/4)
 			for n := 1; n <= handoverSlots; n++ {
-				say("add chain %s %s %s-of%s-%d", t.ip, tableName, name, kind, n)
-				say("add rule %s %s %s-of%s-%d meta mark set meta mark | %#x dnat %s to %s . numgen random mod %d map @%s-slots%s",
-					t.ip, tableName, name, kind, n, handoverMark, t.ip, key, n, name, kind)
-			}
-			for _, way := range []string{"in", "out"} {
-				say("add rule %s %s %s-%s %s vmap @%s-pick%s", t.ip, tableName, way, name, key, name, kind)
+				b.AddChain(t.at, nf.Chain{Name: slotsChain(o, kind, n), Rules: []nf.Rule{nf.Concat(
+					nf.MarkBit(handoverMark), t.key(withAddr),
+					nf.Rule{
+						nf.Random{Dst: slot, Below: uint32(n)}, nf.Lookup{Map: t.slots[o][kind], Key: reg0, Dst: reg0},
+						nf.DNAT{Family: t.Family, Addr: reg0, Port: reg0 + t.Words()},
+					})}})
 			}
 		}
 		for _, f := range frontends {
-			collect(come, slots(f.Frontend, name, &f.Routes[o]))
+			collect(come, t.choices(f.Frontend, o))
 		}
 	}
-	say("add chain %s %s leave { type nat hook postrouting priority 100; meta mark & %#x != 0 masquerade; }", t.ip, tableName, handoverMark)
+	b.AddChain(t.at, nf.Chain{
+		Name: "leave", Hook: nf.Hook{Type: "nat", Point: unix.NF_INET_POST_ROUTING, Priority: 100},
+		Rules: []nf.Rule{append(nf.HasBit(nf.Mark(reg0), handoverMark, false), nf.Masquerade{})},
+	})
 	for _, f := range frontends {
 		collect(come, t.elements(f.Frontend))
 	}
-	return t.remove() + t.base(facts, nil) + b.String() + t.change(nil, come)
+	change(b, nil, come)
+	b.Prune(t.at)
 }
 
-// slots are the elements by which a frontend's packets find an endpoint without us.
-func slots(f *plan.Frontend, origin string, r *plan.Route) []element {
+func slotsChain(o, kind, n int) string {
+	return fmt.Sprintf("%s-of%s-%d", origins[o], []string{"", "-ports"}[kind], n)
+}
+
+// choices are the elements by which a frontend's packets find an endpoint without us.
+func (t *table) choices(f *plan.Frontend, o int) []element {
+	r := &f.Routes[o]
 	if r.Verdict != plan.Forward || f.Protocol == intent.SCTP {
 		return nil
 	}
-	key, kind := vipKey(f)
+	key, kind := t.frontendKey(f)
 	list := r.Pool.Endpoints[:min(len(r.Pool.Endpoints), handoverSlots)]
-	out := []element{{origin + "-pick" + kind, key, fmt.Sprintf("goto %s-of%s-%d", origin, kind, len(list))}}
+	out := []element{{set: t.pick[o][kind], key: key, verdict: nf.Goto(slotsChain(o, kind, len(list)))}}
 	for i, e := range list {
-		out = append(out, element{origin + "-slots" + kind, fmt.Sprintf("%s . %d", key, i), fmt.Sprintf("%s . %d", e.Addr.Addr(), e.Addr.Port())})
+		out = append(out, element{set: t.slots[o][kind], key: key + string(nf.Number(uint32(i))), data: string(t.endpoint(e.Addr))})
 	}
 	return out
 }

@@ -39,8 +39,8 @@ type side struct {
 	readable, writable bool
 	// closing: the poller has seen the end of what comes, though there may be data before it.
 	closing bool
-	// ended: there is nothing more to read. told: the other side knows.
-	ended, told bool
+	// ended: there is nothing more to read. passedOn: the other side has got the end, too.
+	ended, passedOn bool
 	// bulk: so much came at once that it is not worth to look at it. It goes through a pipe, which then holds some of it.
 	bulk bool
 	pipe *pipe
@@ -67,7 +67,7 @@ func (l *loop) pump(k *link) {
 		l.finish(k, true)
 		return
 	}
-	if k.near.told && k.far.told {
+	if k.near.passedOn && k.far.passedOn {
 		l.finish(k, false)
 	}
 }
@@ -83,10 +83,10 @@ func (l *loop) move(from, to *side) bool {
 			}
 			err = l.drain(from, to)
 		case from.ended:
-			if !from.told && !to.told {
+			if !from.passedOn && !to.passedOn {
 				unix.Shutdown(to.fd, unix.SHUT_WR)
 			}
-			from.told = true // where both directions have ended, closing tells
+			from.passedOn = true // where both directions have ended, closing does that
 			return true
 		case !from.readable:
 			return true
@@ -120,7 +120,7 @@ func (l *loop) pass(from, to *side) error {
 		return nil
 	}
 	from.bulk = n == len(l.buf)
-	// Less than was asked for is all that there was; of more, and of the end, the poller will tell.
+	// Less than was asked for is all that there was; the poller reports more, and the end.
 	from.readable = from.bulk || from.closing
 	m := 0
 	if to.writable {

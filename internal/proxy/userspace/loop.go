@@ -95,7 +95,7 @@ func (l *loop) closeDoors() {
 
 // close frees what the loop has, once nobody can call it any more.
 func (l *loop) close() {
-	for _, a := range l.letters() {
+	for _, a := range l.takeInbox() {
 		unix.Close(a.fd)
 	}
 	l.pipes.close()
@@ -121,7 +121,7 @@ func (l *loop) run() {
 	}
 	events := make([]unix.EpollEvent, 128)
 	for l.ctx.Err() == nil {
-		n, err := unix.EpollWait(l.epoll, events, l.patience())
+		n, err := unix.EpollWait(l.epoll, events, l.timeout())
 		if err != nil && err != unix.EINTR {
 			panic(err) // nothing but a mistake of ours
 		}
@@ -131,18 +131,18 @@ func (l *loop) run() {
 		}
 		l.resume()
 		l.expire()
-		l.bury()
+		l.closePending()
 	}
 	for _, s := range l.sides {
 		if s != nil && !s.link.over {
 			l.finish(s.link, false)
 		}
 	}
-	l.bury()
+	l.closePending()
 }
 
-// patience is how many milliseconds the loop may wait; -1: until something happens.
-func (l *loop) patience() int {
+// timeout is how many milliseconds the loop may wait; -1: until something happens.
+func (l *loop) timeout() int {
 	switch {
 	case len(l.again) > 0:
 		return 0
@@ -164,7 +164,7 @@ func (l *loop) event(fd int, events uint32) {
 	if fd == l.wake {
 		var b [8]byte
 		unix.Read(fd, b[:])
-		for _, a := range l.letters() {
+		for _, a := range l.takeInbox() {
 			l.begin(a)
 		}
 		return
@@ -176,7 +176,7 @@ func (l *loop) event(fd int, events uint32) {
 	}
 }
 
-func (l *loop) letters() []caller {
+func (l *loop) takeInbox() []caller {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	list := l.inbox

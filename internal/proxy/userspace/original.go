@@ -40,7 +40,7 @@ func swap(p uint16) uint16 {
 	return binary.BigEndian.Uint16(b[:])
 }
 
-// tracker asks the kernel's connection tracking where datagrams were addressed to: for UDP no socket option tells.
+// tracker asks the kernel's connection tracking where datagrams were addressed to: no socket option says that for UDP.
 type tracker struct {
 	fd  int
 	seq uint32

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
-	"os/exec"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // server is the mode at work: a socket for each family, protocol and origin, whatever Services there are, and a loop that
@@ -38,6 +38,10 @@ type server struct {
 	udp   []*datagrams
 	ports map[intent.Family]*listening
 
+	// kernel guards what follows.
+	kernel sync.Mutex
+	socket *nf.Socket
+	tables map[intent.Family]*table
 	// unsure: the last Apply failed, so that what the kernel has is not known.
 	unsure bool
 	facts  *plan.Facts
@@ -57,6 +61,10 @@ func open(o Options) (*server, error) {
 	if s.flows, err = newFlows(); err != nil {
 		return nil, err
 	}
+	if s.socket, err = nf.Dial(); err != nil {
+		return nil, err
+	}
+	s.load()
 	s.dial = &dialer{o.Source, s.home}
 	s.work.Go(s.runFlows)
 	for _, f := range families {
@@ -114,6 +122,7 @@ func (s *server) sweep() {
 			return
 		case <-t.C:
 			s.memory.forget()
+			_ = s.save() // the next time, or when the process ends, it is tried again
 			for _, d := range s.udp {
 				d.forget()
 			}
@@ -125,7 +134,7 @@ func (s *server) sweep() {
 func (s *server) Close() error {
 	var errs []error
 	if !s.unsure {
-		errs = append(errs, s.handOver())
+		errs = append(errs, s.save(), s.handOver())
 	}
 	s.cancel()
 	for _, d := range s.udp {
@@ -142,35 +151,44 @@ func (s *server) Close() error {
 		errs = append(errs, unix.Close(d.fd))
 	}
 	s.home.close()
+	errs = append(errs, s.socket.Close())
 	return errors.Join(errs...)
 }
 
 func (s *server) handOver() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	var text strings.Builder
-	for _, f := range s.facts.Families {
-		var list []*frontend
-		for k, front := range s.known {
-			if k.Family == f {
-				list = append(list, front)
+	s.kernel.Lock()
+	defer s.kernel.Unlock()
+	return s.socket.Sync(func(b *nf.Batch) error {
+		for _, f := range s.facts.Families {
+			var list []*frontend
+			for k, front := range s.known {
+				if k.Family == f {
+					list = append(list, front)
+				}
 			}
+			t := newTable(f, s.Source)
+			present, err := s.socket.Read(t.at)
+			if err != nil {
+				return err
+			}
+			t.handover(b, s.facts, list, present)
 		}
-		text.WriteString(newTable(f, s.Source).handover(s.facts, list))
-	}
-	return nft(ctx, text.String())
+		return nil
+	})
 }
 
-// Apply tells the kernel which addresses are ours, and the sockets who answers there. Who answers is known before the
-// first connection can come, and forgotten after the last.
+// Apply programs the kernel with the addresses that are redirected to us, and the directory with the endpoints behind them. A
+// frontend is in the directory before its first connection can come, and until after the last.
 func (s *server) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error {
+	s.kernel.Lock()
+	defer s.kernel.Unlock()
 	full := delta.Full || delta.Facts || s.unsure
 	s.unsure = true
 	var err error
 	if full {
-		err = s.replace(ctx, next)
+		err = s.replace(next)
 	} else {
-		err = s.update(ctx, delta)
+		err = s.update(delta)
 	}
 	if err != nil {
 		return err
@@ -180,7 +198,8 @@ func (s *server) Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Del
 	return nil
 }
 
-func (s *server) replace(ctx context.Context, next *plan.Snapshot) error {
+// replace makes the tables what the snapshot says; what is as it should be is not touched.
+func (s *server) replace(next *plan.Snapshot) error {
 	if s.Source == Preserve {
 		for _, f := range next.Facts.Families {
 			if err := openReturn(f); err != nil {
@@ -188,60 +207,58 @@ func (s *server) replace(ctx context.Context, next *plan.Snapshot) error {
 			}
 		}
 	}
-	var inPlace, anew strings.Builder
 	var all []*plan.Frontend
-	for _, f := range families {
-		t := newTable(f, s.Source)
-		switch {
-		case !slices.Contains(next.Facts.Families, f):
-			inPlace.WriteString(t.remove())
-			anew.WriteString(t.remove())
-			continue
-		case s.ports[f] == nil:
-			return fmt.Errorf("this machine has no IPv%d", f)
+	for _, front := range next.Frontends {
+		if slices.Contains(next.Facts.Families, front.Family) {
+			all = append(all, front)
 		}
-		come := map[element]bool{}
-		for _, front := range next.Frontends {
-			if front.Family == f {
-				all = append(all, front)
-				collect(come, t.elements(front))
-			}
-		}
-		for a := range next.ClusterIPs {
-			if intent.FamilyOf(a) == f {
-				come[element{set: "cluster-ips", text: a.String()}] = true
-			}
-		}
-		if s.facts != nil && slices.Contains(s.facts.Families, f) {
-			inPlace.WriteString(t.empty(s.facts))
-		} else {
-			inPlace.WriteString(t.remove())
-		}
-		anew.WriteString(t.remove())
-		text := t.base(next.Facts, s.ports[f]) + t.change(nil, come)
-		inPlace.WriteString(text)
-		anew.WriteString(text)
 	}
 	s.set(all)
-	err := nft(ctx, inPlace.String())
-	if err != nil && s.facts != nil { // what is there is not what we have made
-		err = nft(ctx, anew.String())
-	}
+	var fresh map[intent.Family]*table
+	err := s.socket.Sync(func(b *nf.Batch) error {
+		fresh = map[intent.Family]*table{}
+		for _, f := range families {
+			t := newTable(f, s.Source)
+			present, err := s.socket.Read(t.at)
+			switch {
+			case err != nil:
+				return err
+			case !slices.Contains(next.Facts.Families, f) && present != nil:
+				b.DeleteTable(t.at)
+				continue
+			case !slices.Contains(next.Facts.Families, f):
+				continue
+			case s.ports[f] == nil:
+				return fmt.Errorf("this machine has no IPv%d", f)
+			}
+			t.base(b, next.Facts, s.ports[f], present)
+			come := map[element]bool{}
+			for _, front := range all {
+				if front.Family == f {
+					collect(come, t.elements(front))
+				}
+			}
+			t.addresses(come, slices.Collect(maps.Keys(next.ClusterIPs)))
+			change(b, nil, come)
+			b.Prune(t.at)
+			fresh[f] = t
+		}
+		return nil
+	})
 	if err != nil {
-		return err
+		return fmt.Errorf("writing the table %s: %w", tableName, err)
 	}
-	s.facts = next.Facts
+	s.tables, s.facts = fresh, next.Facts
 	s.keep(func(k plan.FrontendKey) bool { return next.Frontends[k] != nil })
 	s.flows.look(all, localAddrs())
 	return nil
 }
 
-func (s *server) update(ctx context.Context, delta *plan.Delta) error {
-	var text strings.Builder
+func (s *server) update(delta *plan.Delta) error {
+	b := nf.NewBatch()
 	var fresh, opened []*plan.Frontend
 	var gone []plan.FrontendKey
-	for _, f := range s.facts.Families {
-		t := newTable(f, s.Source)
+	for f, t := range s.tables {
 		old, now := map[element]bool{}, map[element]bool{}
 		for _, ch := range delta.Frontends {
 			if ch.Family != f {
@@ -262,11 +279,13 @@ func (s *server) update(ctx context.Context, delta *plan.Delta) error {
 		}
 		t.addresses(old, delta.RemovedIPs)
 		t.addresses(now, delta.AddedIPs)
-		text.WriteString(t.change(without(old, now), without(now, old)))
+		change(b, without(old, now), without(now, old))
 	}
 	s.set(fresh)
-	if err := nft(ctx, text.String()); err != nil {
-		return err
+	if !b.Empty() {
+		if err := s.socket.Commit(b); err != nil {
+			return fmt.Errorf("changing the table %s: %w", tableName, err)
+		}
 	}
 	s.remove(gone)
 	if len(opened) > 0 {
@@ -277,8 +296,8 @@ func (s *server) update(ctx context.Context, delta *plan.Delta) error {
 
 func (t *table) addresses(into map[element]bool, list []netip.Addr) {
 	for _, a := range list {
-		if intent.FamilyOf(a) == t.family {
-			into[element{set: "cluster-ips", text: a.String()}] = true
+		if a.Is6() == t.Is6() {
+			into[t.clusterIP(a)] = true
 		}
 	}
 }
@@ -299,21 +318,16 @@ func without(a, b map[element]bool) map[element]bool {
 	return out
 }
 
-// Check looks whether packets are still led to our sockets.
-func (s *server) Check(ctx context.Context) error {
+// Check costs one question while nobody else changes nftables, and otherwise reads our tables and compares all of them.
+func (s *server) Check(context.Context) error {
+	s.kernel.Lock()
+	defer s.kernel.Unlock()
 	if s.unsure {
 		return errors.New("what the kernel has is not known")
 	}
-	for _, f := range s.facts.Families {
-		t := newTable(f, s.Source)
-		for chain, want := range map[string]string{
-			"take-in": "jump in-vips", "take-out": "jump out-vips", "in-outside": fmt.Sprintf(":%d", s.ports[f].tcp[plan.FromOutside]),
-		} {
-			out, err := exec.CommandContext(ctx, "nft", "list", "chain", t.ip, tableName, chain).Output()
-			if err != nil || !strings.Contains(string(out), want) {
-				return fmt.Errorf("the chain %s of the table %s %s is gone or was changed", chain, t.ip, tableName)
-			}
-		}
+	var list []*nf.Table
+	for _, t := range s.tables {
+		list = append(list, t.at)
 	}
-	return nil
+	return s.socket.Check(list...)
 }

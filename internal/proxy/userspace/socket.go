@@ -88,7 +88,7 @@ func prepare(fd int, f intent.Family, pose bool) error {
 	return errors.Join(unix.SetsockoptInt(fd, level, name, 1), unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1))
 }
 
-// abort makes the close of a socket a reset, which tells the other side that this was no proper end.
+// abort makes the close of a socket a reset, so that the other side sees an abnormal end.
 func abort(fd int) {
 	unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }

@@ -9,11 +9,11 @@ import (
 
 func TestSuite(t *testing.T) {
 	backendtest.Run(t, func() backend.Mode { return New(Options{}) },
-		backendtest.Options{HidesSource: true, Loopback: true, ForgetsAffinity: true, RestartBreaks: true, NotRandom: true})
+		backendtest.Options{HidesSource: true, Loopback: true, RestartBreaks: true, NotRandom: true})
 }
 
 // TestPreserve: endpoints on the node see clients outside as they are.
 func TestPreserve(t *testing.T) {
 	backendtest.Run(t, func() backend.Mode { return New(Options{Source: Preserve}) },
-		backendtest.Options{HidesSource: true, ShowsOutside: true, Loopback: true, ForgetsAffinity: true, RestartBreaks: true, NotRandom: true, Only: "routes"})
+		backendtest.Options{HidesSource: true, ShowsOutside: true, Loopback: true, RestartBreaks: true, NotRandom: true, Only: "routes"})
 }

@@ -1,23 +1,24 @@
 package userspace
 
 import (
-	"bytes"
-	"context"
-	"fmt"
 	"net"
 	"net/netip"
-	"os/exec"
 	"slices"
-	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 const (
 	tableName = "portal-userspace"
-	// ownMark is on what this process sends, so that it is not led back to it.
+	// ownMark is on what this process sends, so that it is not redirected back to it.
 	ownMark = 0x20000
+
+	rejectChain = "reject"
+	reg0        = nf.Reg0
 )
 
 var (
@@ -25,202 +26,218 @@ var (
 	origins  = [plan.Origins]string{"pod", "node", "outside"}
 )
 
-// listening are the ports of our sockets of one family, by origin: the kernel tells us an origin by the port it leads to.
+// listening are the ports of our sockets of one family, by origin: the port that a connection is redirected to says where
+// it comes from.
 type listening struct{ tcp, udp [plan.Origins]uint16 }
 
-// table writes what the kernel is told about one family, as text for the nft command. Rules are the same whatever
-// Services there are; Services are elements of sets.
+// table writes the nftables table of one family. Rules are the same whatever Services there are; Services are elements of
+// sets.
 type table struct {
-	family intent.Family
-	ip     string // the family's name in rules
-	key    string // an expression: what a packet is addressed to
+	nf.IP
+	at     *nf.Table
 	source Source
+
+	vips, nodePorts, clusterIPs, guarded, allowed, protocols, nodeAddrs, sockets *nf.Set
+	// By origin, with and without an address: what is refused; and who gets packets while the process is away.
+	refused, pick, slots [plan.Origins][2]*nf.Set
+	// affinity is what a restarted process reads of its clients' endpoints.
+	affinity *nf.Set
 }
 
-func newTable(f intent.Family, s Source) *table {
-	t := &table{family: f, ip: "ip", source: s}
+func newTable(f intent.Family, s Source) *table { return tableNamed(f, s, tableName) }
+
+func tableNamed(f intent.Family, s Source, name string) *table {
+	t := &table{IP: nf.IPv4, source: s}
 	if f == intent.IPv6 {
-		t.ip = "ip6"
+		t.IP = nf.IPv6
 	}
-	t.key = t.ip + " daddr . meta l4proto . th dport"
+	t.at = &nf.Table{Family: t.Family, Name: name, Comment: "written by portal, not for saving and loading: it leads to sockets of a process"}
+	addr := t.AddrField()
+	set := func(name string, key ...nf.Field) *nf.Set { return &nf.Set{Table: t.at, Name: name, Key: key} }
+	frontend, port := []nf.Field{addr, nf.ProtoField, nf.PortField}, []nf.Field{nf.ProtoField, nf.PortField}
+	t.vips, t.guarded = set("vips", frontend...), set("guarded", frontend...)
+	t.nodePorts, t.sockets = set("node-ports", port...), set("sockets", port...)
+	t.clusterIPs, t.nodeAddrs, t.protocols = set("cluster-ips", addr), set("node-addrs", addr), set("protocols", nf.ProtoField)
+	t.allowed = set("allowed", append(slices.Clone(frontend), addr)...)
+	t.allowed.Intervals = true
+	for o, name := range origins {
+		for i, key := range [][]nf.Field{frontend, port} {
+			suffix := []string{"", "-ports"}[i]
+			t.refused[o][i] = set(name+"-refused"+suffix, key...)
+			t.pick[o][i] = set(name+"-pick"+suffix, key...)
+			t.refused[o][i].Verdicts, t.pick[o][i].Verdicts = true, true
+			t.slots[o][i] = set(name+"-slots"+suffix, append(slices.Clone(key), nf.NumberField)...)
+			t.slots[o][i].Data = []nf.Field{addr, nf.PortField}
+		}
+	}
+	t.affinity = set("affinity", addr, nf.NumberField, nf.NumberField)
+	t.affinity.Data, t.affinity.Dynamic, t.affinity.Size = []nf.Field{addr, nf.PortField}, true, affinityLimit
 	return t
 }
 
-func (t *table) addrType() string {
-	if t.family == intent.IPv6 {
-		return "ipv6_addr"
+// key loads what a packet is addressed to, with or without the address.
+func (t *table) key(withAddr bool) nf.Rule {
+	if withAddr {
+		return nf.Rule{t.Destination(reg0), nf.Proto(reg0 + t.Words()), nf.DestinationPort(reg0 + t.Words() + 1)}
 	}
-	return "ipv4_addr"
+	return nf.Rule{nf.Proto(reg0), nf.DestinationPort(reg0 + 1)}
 }
 
-func (t *table) remove() string {
-	// Naming the table first makes it be there, and its removal no error.
-	return fmt.Sprintf("table %[1]s %[2]s\ndelete table %[1]s %[2]s\n", t.ip, tableName)
-}
-
-// empty leaves chains without rules and sets without elements of a table that was made for these facts. A packet that is
-// inside the rules when they are replaced goes on with the old ones, but each look-up asks anew which elements count: it
-// finds them in a set that stays, and none in one that was removed.
-func (t *table) empty(facts *plan.Facts) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "flush table %s %s\n", t.ip, tableName)
-	for _, s := range t.sets(facts) {
-		fmt.Fprintf(&b, "flush %s %s %s %s\n", s.kind, t.ip, tableName, s.name)
+// base declares the rules and sets, and elements that are there whatever Services there are. Without sockets, the chains
+// that lead to them are empty.
+func (t *table) base(b *nf.Batch, facts *plan.Facts, at *listening, present *nf.Present) {
+	b.Replace(t.at, present)
+	for _, s := range []*nf.Set{t.vips, t.nodePorts, t.clusterIPs, t.guarded, t.allowed, t.protocols, t.nodeAddrs, t.sockets, t.affinity} {
+		b.AddSet(s)
 	}
-	return b.String()
-}
-
-// base makes the rules and sets without Services' elements. Without sockets, the chains that lead to them are empty.
-func (t *table) base(facts *plan.Facts, at *listening) string {
-	var b strings.Builder
-	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	say("table %s %s {", t.ip, tableName)
-	for _, s := range t.sets(facts) {
-		say("%s %s { %s }", s.kind, s.name, s.spec)
+	for o := range origins {
+		b.AddSet(t.refused[o][0])
+		b.AddSet(t.refused[o][1])
 	}
-	pods, ports := t.pods(&facts.Pods), t.ports(&facts.NodePorts)
-
-	say("chain reject-it { meta l4proto tcp reject with tcp reset; reject; }")
-	for _, o := range origins {
-		say("chain refuse-%s {", o)
-		say("%s vmap @%s-refused", t.key, o)
-		say("%s @vips return", t.key)
-		say("%s meta l4proto . th dport vmap @%s-refused-ports", ports, o)
-		say("meta l4proto { tcp, udp, sctp } %s daddr @cluster-ips goto reject-it", t.ip)
-		say("}")
+	for _, p := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP} {
+		b.Add(t.protocols, nf.Element{Key: []byte{p}})
 	}
-	say("chain refuse {")
-	say("%s @guarded %s . %s saddr != @allowed drop", t.key, t.key, t.ip)
-	for _, p := range pods {
-		say("%s goto refuse-pod", p)
+	for _, a := range facts.NodePorts.Addrs {
+		if a.Is6() == t.Is6() && !a.IsLoopback() {
+			b.Add(t.nodeAddrs, nf.Element{Key: t.AppendAddr(nil, a)})
+		}
 	}
-	say("fib saddr type local goto refuse-node")
-	say("goto refuse-outside")
-	say("}")
-	// Before the destination is changed, which happens at -100.
-	say("chain refuse-in { type filter hook prerouting priority -110; ct state new jump refuse; }")
-	say("chain refuse-out { type filter hook output priority -110; meta mark & %#x == 0 ct state new jump refuse; }", ownMark)
-
-	t.redirect(say, pods, ports, "in", t.home(facts), at)
-	t.redirect(say, pods, ports, "out", "redirect to ", at)
-	say("chain take-in { type nat hook prerouting priority -100; jump in-vips; }")
-	say("chain take-out { type nat hook output priority -100; meta mark & %#x == 0 jump out-vips; }", ownMark)
+	pods := t.From(facts.Pods.Prefixes, facts.Pods.Interface, facts.Pods.InterfacePrefix)
+	ports := t.ports(&facts.NodePorts)
+	t.refuse(b, pods, ports)
+	t.redirect(b, pods, ports, "in", t.home(facts), at)
+	t.redirect(b, pods, ports, "out", netip.Addr{}, at)
 	if at != nil {
-		// Our sockets are for those whom the rules above lead there.
-		say("chain input { type filter hook input priority -10; meta l4proto . th dport { %s } ct status & dnat != dnat goto reject-it; }", sockets(at))
+		t.guardSockets(b, at)
 	}
 	if t.source == Preserve {
 		// Answers to a client's address that one of our sockets has are ours; a rule for this mark routes them here.
-		say("chain come-back { type filter hook prerouting priority -150; socket transparent 1 meta mark set meta mark | %#x; }", returnMark)
+		b.AddChain(t.at, nf.Chain{
+			Name: "come-back", Hook: nf.Hook{Type: "filter", Point: unix.NF_INET_PRE_ROUTING, Priority: -150},
+			Rules: []nf.Rule{append(nf.Rule{nf.Transparent{Dst: reg0}, nf.Cmp{Reg: reg0, Data: []byte{1}}}, nf.MarkBit(returnMark)...)},
+		})
 	}
-	say("}")
-	return b.String()
 }
 
-type set struct{ kind, name, spec string }
+// notOurs matches packets that this process hasn't sent.
+func notOurs() nf.Rule { return nf.HasBit(nf.Mark(reg0), ownMark, true) }
 
-func (t *table) sets(facts *plan.Facts) []set {
-	vip, port := t.addrType()+" . inet_proto . inet_service", "inet_proto . inet_service"
-	list := []set{
-		{"set", "vips", "type " + vip + ";"},
-		{"set", "node-ports", "type " + port + ";"},
-		{"set", "cluster-ips", "type " + t.addrType() + ";"},
-		{"set", "guarded", "type " + vip + ";"},
-		{"set", "allowed", "type " + vip + " . " + t.addrType() + "; flags interval;"},
+// refuse are the chains for packets that are rejected or dropped, before their destination is changed, which happens at
+// -100.
+func (t *table) refuse(b *nf.Batch, pods, ports []nf.Rule) {
+	add := func(name string, hook nf.Hook, rules ...nf.Rule) {
+		b.AddChain(t.at, nf.Chain{Name: name, Hook: hook, Rules: rules})
 	}
-	for _, o := range origins {
-		list = append(list, set{"map", o + "-refused", "type " + vip + " : verdict;"}, set{"map", o + "-refused-ports", "type " + port + " : verdict;"})
-	}
-	if !facts.NodePorts.All {
-		list = append(list, set{"set", "node-addrs", "type " + t.addrType() + "; flags interval; " + t.nodeAddrs(&facts.NodePorts)})
-	}
-	return list
-}
-
-func (t *table) nodeAddrs(n *plan.NodePorts) string {
-	var list []string
-	for _, a := range n.Addrs {
-		if intent.FamilyOf(a) == t.family && !a.IsLoopback() {
-			list = append(list, a.String())
+	add(rejectChain, nf.Hook{}, t.Refuse()...)
+	for o, name := range origins {
+		rules := []nf.Rule{
+			append(t.key(true), nf.VerdictMap(t.refused[o][0], reg0)),
+			append(t.key(true), nf.IsIn{Set: t.vips, Key: reg0}, nf.Return),
 		}
-	}
-	if n.Loopback(t.family) {
-		list = append(list, t.loopback())
-	}
-	if len(list) == 0 {
-		return ""
-	}
-	return "elements = { " + strings.Join(list, ", ") + " }"
-}
-
-func (t *table) loopback() string {
-	if t.family == intent.IPv6 {
-		return "::1"
-	}
-	return "127.0.0.0/8"
-}
-
-// pods are the matches for packets from Pods.
-func (t *table) pods(d *plan.Detector) []string {
-	var out []string
-	for _, p := range d.Prefixes {
-		if intent.FamilyOf(p.Addr()) == t.family {
-			out = append(out, t.ip+" saddr "+p.String())
+		for _, match := range ports {
+			rules = append(rules, nf.Concat(match, t.key(false), nf.Rule{nf.VerdictMap(t.refused[o][1], reg0)}))
 		}
+		add("refuse-"+name, nf.Hook{}, append(rules, nf.Rule{
+			nf.Proto(reg0), nf.IsIn{Set: t.protocols, Key: reg0}, t.Destination(reg0), nf.IsIn{Set: t.clusterIPs, Key: reg0}, nf.Goto(rejectChain),
+		})...)
 	}
-	if d.Interface != "" {
-		out = append(out, fmt.Sprintf("iifname %q", d.Interface))
+	excluded := append(t.key(true), nf.IsIn{Set: t.guarded, Key: reg0}, t.Source(reg0+t.Words()+2), nf.IsIn{Set: t.allowed, Key: reg0, Not: true}, nf.Drop)
+	add("refuse", nf.Hook{}, append([]nf.Rule{excluded}, byOrigin("refuse", pods)...)...)
+	const isNew = 8
+	first := nf.Concat(nf.HasBit(nf.Ct{Key: unix.NFT_CT_STATE, Dst: reg0}, isNew, false), nf.Rule{nf.Jump("refuse")})
+	add("refuse-in", nf.Hook{Type: "filter", Point: unix.NF_INET_PRE_ROUTING, Priority: -110}, first)
+	add("refuse-out", nf.Hook{Type: "filter", Point: unix.NF_INET_LOCAL_OUT, Priority: -110}, nf.Concat(notOurs(), first))
+}
+
+// byOrigin sends packets to one of three chains.
+func byOrigin(prefix string, pods []nf.Rule) (out []nf.Rule) {
+	for _, match := range pods {
+		out = append(out, nf.Concat(match, nf.Rule{nf.Goto(prefix + "-pod")}))
 	}
-	if d.InterfacePrefix != "" {
-		out = append(out, fmt.Sprintf("iifname %q", d.InterfacePrefix+"*"))
+	return append(out, append(nf.IsLocal(true, false), nf.Goto(prefix+"-node")), nf.Rule{nf.Goto(prefix + "-outside")})
+}
+
+// ports matches packets to addresses on which node ports are served; one list for each way.
+func (t *table) ports(n *plan.NodePorts) []nf.Rule {
+	family := intent.IPv4
+	if t.Is6() {
+		family = intent.IPv6
+	}
+	switch {
+	case n.All && n.Loopback(family):
+		return []nf.Rule{nf.IsLocal(false, false)}
+	case n.All:
+		return []nf.Rule{t.NotLoopback()}
+	}
+	out := []nf.Rule{{t.Destination(reg0), nf.IsIn{Set: t.nodeAddrs, Key: reg0}}}
+	if n.Loopback(family) {
+		out = append(out, append(nf.Rule{t.Destination(reg0)}, t.Within(t.Loopback(), false)...))
 	}
 	return out
 }
 
-// ports matches packets to addresses on which node ports are served.
-func (t *table) ports(n *plan.NodePorts) string {
-	switch {
-	case !n.All:
-		return t.ip + " daddr @node-addrs"
-	case n.Loopback(t.family):
-		return "fib daddr type local"
-	}
-	return "fib daddr type local " + t.ip + " daddr != " + t.loopback()
-}
-
-// redirect are the chains that lead a packet to the socket of its protocol and origin.
-func (t *table) redirect(say func(string, ...any), pods []string, ports, way, to string, at *listening) {
+// redirect are the chains that lead a packet to the socket of its protocol and origin: at an address, or at that of the
+// interface which the packet came in by.
+func (t *table) redirect(b *nf.Batch, pods, ports []nf.Rule, way string, to netip.Addr, at *listening) {
 	for o, name := range origins {
-		if at == nil {
-			say("chain %s-%s { }", way, name)
-			continue
+		c := nf.Chain{Name: way + "-" + name}
+		if at != nil {
+			c.Rules = []nf.Rule{t.toSocket(unix.IPPROTO_TCP, to, at.tcp[o]), t.toSocket(unix.IPPROTO_UDP, to, at.udp[o])}
+		} else {
+			for i, withAddr := range []bool{true, false} {
+				c.Rules = append(c.Rules, append(t.key(withAddr), nf.VerdictMap(t.pick[o][i], reg0)))
+			}
 		}
-		say("chain %s-%s { meta l4proto tcp %s:%d; meta l4proto udp %s:%d; }", way, name, to, at.tcp[o], to, at.udp[o])
+		b.AddChain(t.at, c)
 	}
-	say("chain %s-origin {", way)
-	for _, p := range pods {
-		say("%s goto %s-pod", p, way)
+	b.AddChain(t.at, nf.Chain{Name: way + "-origin", Rules: byOrigin(way, pods)})
+	vips := []nf.Rule{append(t.key(true), nf.IsIn{Set: t.vips, Key: reg0}, nf.Goto(way+"-origin"))}
+	for _, match := range ports {
+		vips = append(vips, nf.Concat(match, t.key(false), nf.Rule{nf.IsIn{Set: t.nodePorts, Key: reg0}, nf.Goto(way + "-origin")}))
 	}
-	say("fib saddr type local goto %s-node", way)
-	say("goto %s-outside", way)
-	say("}")
-	say("chain %s-vips { %s @vips goto %s-origin; %s meta l4proto . th dport @node-ports goto %s-origin; }", way, t.key, way, ports, way)
+	b.AddChain(t.at, nf.Chain{Name: way + "-vips", Rules: vips})
+	take := nf.Chain{
+		Name: "take-" + way, Hook: nf.Hook{Type: "nat", Point: unix.NF_INET_PRE_ROUTING, Priority: -100}, Rules: []nf.Rule{{nf.Jump(way + "-vips")}},
+	}
+	if way == "out" {
+		take.Hook.Point, take.Rules = unix.NF_INET_LOCAL_OUT, []nf.Rule{append(notOurs(), nf.Jump(way+"-vips"))}
+	}
+	b.AddChain(t.at, take)
 }
 
-// home is how packets from elsewhere are led to this node: to its own address, for the interface that they come in by
-// may have none, without which "redirect" fails.
-func (t *table) home(facts *plan.Facts) string {
+func (t *table) toSocket(proto byte, to netip.Addr, port uint16) nf.Rule {
+	out := nf.IsProto(proto)
+	at := nf.Immediate{Dst: reg0, Data: []byte{byte(port >> 8), byte(port)}}
+	if !to.IsValid() {
+		return append(out, at, nf.Redirect{Port: reg0})
+	}
+	return append(out, at, nf.Immediate{Dst: reg0 + 1, Data: t.AppendAddr(nil, to)}, nf.DNAT{Family: t.Family, Addr: reg0 + 1, Port: reg0})
+}
+
+// guardSockets rejects what comes to our sockets without having been redirected there.
+func (t *table) guardSockets(b *nf.Batch, at *listening) {
+	for o := range origins {
+		b.Add(t.sockets, nf.Element{Key: nf.AppendPort(nf.AppendProto(nil, unix.IPPROTO_TCP), at.tcp[o])})
+		b.Add(t.sockets, nf.Element{Key: nf.AppendPort(nf.AppendProto(nil, unix.IPPROTO_UDP), at.udp[o])})
+	}
+	const dstNAT = 1 << 5 // IPS_DST_NAT
+	notRedirected := nf.HasBit(nf.Ct{Key: unix.NFT_CT_STATUS, Dst: reg0}, dstNAT, true)
+	b.AddChain(t.at, nf.Chain{
+		Name: "input", Hook: nf.Hook{Type: "filter", Point: unix.NF_INET_LOCAL_IN, Priority: -10},
+		Rules: []nf.Rule{nf.Concat(t.key(false), nf.Rule{nf.IsIn{Set: t.sockets, Key: reg0}}, notRedirected, nf.Rule{nf.Goto(rejectChain)})},
+	})
+}
+
+// home is the address of this node that packets from elsewhere are redirected to: the interface that they come in by may
+// have none, without which a plain redirect fails.
+func (t *table) home(facts *plan.Facts) netip.Addr {
 	local := localAddrs()
 	for _, a := range facts.Addrs {
-		switch {
-		case intent.FamilyOf(a) != t.family || !slices.Contains(local, a):
-		case t.family == intent.IPv6:
-			return "dnat to [" + a.String() + "]"
-		default:
-			return "dnat to " + a.String()
+		if a.Is6() == t.Is6() && slices.Contains(local, a) {
+			return a
 		}
 	}
-	return "redirect to "
+	return netip.Addr{}
 }
 
 // localAddrs are those of the node's interfaces.
@@ -235,106 +252,74 @@ func localAddrs() []netip.Addr {
 	return out
 }
 
-func sockets(at *listening) string {
-	var list []string
-	for o := range origins {
-		list = append(list, fmt.Sprintf("tcp . %d", at.tcp[o]), fmt.Sprintf("udp . %d", at.udp[o]))
-	}
-	return strings.Join(list, ", ")
+// element is an element of a set, comparable.
+type element struct {
+	set            *nf.Set
+	key, end, data string
+	verdict        nf.Verdict
 }
 
-// element is a member of a set: its text, and for a map what it leads to.
-type element struct{ set, text, verdict string }
+func (e element) encode() nf.Element {
+	out := nf.Element{Key: []byte(e.key), Data: []byte(e.data), Verdict: e.verdict}
+	if e.end != "" {
+		out.End = []byte(e.end)
+	}
+	return out
+}
 
 // elements are what a frontend adds to the sets.
 func (t *table) elements(f *plan.Frontend) []element {
-	key, suffix := vipKey(f)
-	members := "vips"
+	key, kind := t.frontendKey(f)
+	members := t.vips
 	if f.Kind == plan.NodePort {
-		members = "node-ports"
+		members = t.nodePorts
 	}
 	var out []element
 	forwards := false
 	for o, r := range f.Routes {
 		switch {
 		case r.Verdict == plan.Drop:
-			out = append(out, element{origins[o] + "-refused" + suffix, key, "drop"})
+			out = append(out, element{set: t.refused[o][kind], key: key, verdict: nf.Drop})
 		case r.Verdict == plan.Reject || f.Protocol == intent.SCTP:
-			out = append(out, element{origins[o] + "-refused" + suffix, key, "goto reject-it"})
+			out = append(out, element{set: t.refused[o][kind], key: key, verdict: nf.Goto(rejectChain)})
 		default:
 			forwards = true
 		}
 	}
 	if forwards {
-		out = append(out, element{set: members, text: key})
+		out = append(out, element{set: members, key: key})
 	}
 	if f.Sources != nil {
-		out = append(out, element{set: "guarded", text: key})
-		for _, p := range outermost(f.Sources) {
-			if intent.FamilyOf(p.Addr()) == t.family {
-				out = append(out, element{set: "allowed", text: key + " . " + p.String()})
+		out = append(out, element{set: t.guarded, key: key})
+		for _, p := range nf.Disjoint(f.Sources) {
+			if p.Addr().Is6() == t.Is6() {
+				out = append(out, element{set: t.allowed, key: key + string(p.Addr().AsSlice()), end: key + string(nf.Last(p).AsSlice())})
 			}
 		}
 	}
 	return out
 }
 
-// vipKey is a frontend in a set, and the end of the names of the sets that it is in.
-func vipKey(f *plan.Frontend) (key, suffix string) {
-	key = fmt.Sprintf("%s . %d", strings.ToLower(f.Protocol.String()), f.Port)
+// frontendKey is a frontend in a set, and in which of two: that with addresses or that without.
+func (t *table) frontendKey(f *plan.Frontend) (key string, kind int) {
+	b := nf.AppendPort(nf.AppendProto(nil, byte(f.Protocol)), f.Port)
 	if f.Kind == plan.NodePort {
-		return key, "-ports"
+		return string(b), 1
 	}
-	return f.Addr.String() + " . " + key, ""
+	return string(f.Addr.AsSlice()) + string(b), 0
 }
 
-// outermost leaves out prefixes that others contain: the kernel takes no overlapping ones.
-func outermost(list []netip.Prefix) []netip.Prefix {
-	var out []netip.Prefix
-	for i, p := range list {
-		inside := false
-		for j, q := range list {
-			inside = inside || i != j && q.Overlaps(p) && (q.Bits() < p.Bits() || q.Bits() == p.Bits() && j < i)
-		}
-		if !inside {
-			out = append(out, p.Masked())
-		}
-	}
-	return out
+// clusterIP is the element of an address whose other ports are rejected.
+func (t *table) clusterIP(a netip.Addr) element {
+	return element{set: t.clusterIPs, key: string(a.AsSlice())}
 }
 
-// change is a text that removes and adds elements, in this order.
-func (t *table) change(gone, come map[element]bool) string {
-	var b strings.Builder
-	write := func(verb string, list map[element]bool, withVerdict bool) {
-		sets := map[string][]string{}
-		for e := range list {
-			text := e.text
-			if withVerdict && e.verdict != "" {
-				text += " : " + e.verdict
-			}
-			sets[e.set] = append(sets[e.set], text)
-		}
-		for set, list := range sets {
-			fmt.Fprintf(&b, "%s element %s %s %s { %s }\n", verb, t.ip, tableName, set, strings.Join(list, ", "))
-		}
+// change deletes and adds elements.
+func change(b *nf.Batch, gone, come map[element]bool) {
+	for e := range gone {
+		b.Delete(e.set, e.encode())
 	}
-	write("delete", gone, false)
-	write("add", come, true)
-	return b.String()
-}
-
-// nft makes the changes of a text, all or none.
-func nft(ctx context.Context, text string, args ...string) error {
-	if text == "" {
-		return nil
+	for e := range come {
+		b.Add(e.set, e.encode())
 	}
-	cmd := exec.CommandContext(ctx, "nft", append(args, "-f", "-")...)
-	var complaint bytes.Buffer
-	cmd.Stdin, cmd.Stderr = strings.NewReader(text), &complaint
-	if err := cmd.Run(); err != nil {
-		first, _, _ := strings.Cut(complaint.String(), "\n")
-		return fmt.Errorf("nft: %w: %s", err, first)
-	}
-	return nil
 }

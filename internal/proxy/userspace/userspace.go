@@ -8,14 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
+	"portal/internal/proxy/nf"
 )
 
 // Source is what endpoints see of the client.
@@ -83,36 +85,51 @@ func (*mode) Traits() backend.Traits {
 	return backend.Traits{Traits: plan.Traits{Loopback4: true, Loopback6: true, Relays: true}, Automatic: true}
 }
 
-// Probe lets the kernel check the rules without taking them.
-func (m *mode) Probe(ctx context.Context, families []intent.Family) error {
+// Probe lets the kernel check all rules, in tables of their own that the same transaction deletes.
+func (m *mode) Probe(_ context.Context, families []intent.Family) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the userspace mode redirects packets to itself: run it as root")
 	}
-	if _, err := exec.LookPath("nft"); err != nil {
-		return errors.New("the command nft was not found: install the package nftables")
+	s, err := nf.Dial()
+	if err != nil {
+		return err
 	}
+	defer s.Close()
 	for _, f := range families {
-		t := newTable(f, m.Source)
-		if err := nft(ctx, t.remove()+t.base(&plan.Facts{}, &listening{}), "--check"); err != nil {
+		b := nf.NewBatch()
+		for i, add := range []func(*table, *nf.Batch){
+			func(t *table, b *nf.Batch) { t.base(b, &plan.Facts{}, &listening{}, nil) },
+			func(t *table, b *nf.Batch) { t.handover(b, &plan.Facts{}, nil, nil) },
+		} {
+			t := tableNamed(f, m.Source, fmt.Sprintf("%s-probe-%d-%d", tableName, os.Getpid(), i))
+			add(t, b)
+			b.DeleteTableLast(t.at)
+		}
+		if err := s.Commit(b); err != nil {
 			return fmt.Errorf("the kernel does not take the rules that redirect IPv%d to this process: it needs nf_tables with nat, fib, reject and conntrack (%w)", f, err)
 		}
 	}
 	return nil
 }
 
-// Open starts to listen; nothing is led here before the first Apply.
+// Open starts to listen; nothing is redirected here before the first Apply.
 func (m *mode) Open(ctx context.Context) (backend.Backend, error) { return open(m.Options) }
 
 // Cleanup removes the tables, and the route by which answers to preserved addresses come back.
 func (m *mode) Cleanup(ctx context.Context) error {
 	var errs []error
-	for _, f := range []intent.Family{intent.IPv4, intent.IPv6} {
-		if _, err := exec.LookPath("nft"); err == nil {
-			errs = append(errs, nft(ctx, newTable(f, Hide).remove()))
-		}
+	for _, f := range families {
 		errs = append(errs, closeReturn(f))
 	}
-	return errors.Join(errs...)
+	s, err := nf.Dial()
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return errors.Join(errs...)
+	}
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return errors.Join(append(errs, s.Remove(newTable(intent.IPv4, Hide).at, newTable(intent.IPv6, Hide).at))...)
 }
 
 func (m *mode) Limits() []string {

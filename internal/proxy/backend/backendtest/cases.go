@@ -257,10 +257,8 @@ func testAffinity(t *testing.T, s *suite) {
 		time.Sleep(timeout / 2)
 		stay("after half the time-out", netip.AddrPort{})
 	}
-	if !s.ForgetsAffinity {
-		s.restart(t)
-		stay("after a restart", netip.AddrPort{})
-	}
+	s.restart(t)
+	stay("after a restart", netip.AddrPort{})
 	x.remote = []int{0, 1}
 	s.set(x)
 	s.apply(t)

@@ -36,8 +36,8 @@ type Options struct {
 	DropsUnallocated bool
 	// Loopback: node ports are served on 127.0.0.1 too, where facts say so.
 	Loopback bool
-	// ForgetsAffinity: a restart makes clients choose again. RestartBreaks: it ends living flows.
-	ForgetsAffinity, RestartBreaks bool
+	// RestartBreaks: a restart ends living flows.
+	RestartBreaks bool
 	// NotRandom: endpoints take turns, so that spreading is more even than chance.
 	NotRandom bool
 	// ServiceSource: the node has the Services' addresses itself, and connects to a Service from that Service's own.
@@ -70,7 +70,6 @@ func Run(t *testing.T, mode func() backend.Mode, o Options) {
 	}{
 		{"routes", testRoutes},
 		{"facts", testFacts},
-		{"early", testEarly},
 		{"spreading", testSpreading},
 		{"affinity", testAffinity},
 		{"flows", testFlows},
