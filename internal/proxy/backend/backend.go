@@ -1,5 +1,5 @@
-// Package backend is the contract between the proxy's loop and a mode: a mechanism that makes packets go where a
-// plan.Snapshot says. It knows no mechanism itself.
+// Package backend is the contract between the proxy's loop and a mode: a mechanism that programs a plan.Snapshot into the
+// kernel. It knows no mechanism itself.
 package backend
 
 import (
@@ -20,10 +20,10 @@ type Backend interface {
 	// or nothing, unless it returns a *Refused. next is valid during the call only; what it points to is immutable and
 	// may be kept.
 	Apply(ctx context.Context, next *plan.Snapshot, delta *plan.Delta) error
-	// Check looks, cheaply, whether what was acknowledged is still in the kernel. An error means that it is not (or that
-	// this can't be told), and the next Apply will be a full one.
+	// Check looks, cheaply, whether what was acknowledged is still in the kernel. An error says what differs (or why this can't
+	// be known), and the next Apply will be a full one.
 	Check(ctx context.Context) error
-	// Close frees what the process holds. What the kernel was told stays, so that traffic goes on.
+	// Close frees what the process holds. What was programmed stays, so that traffic goes on.
 	Close() error
 }
 
@@ -48,6 +48,13 @@ var (
 type Prompt interface {
 	Backend
 	CheckEvery() time.Duration
+}
+
+// WithFallback is a Backend that has a slower way to write, for when the usual one fails.
+type WithFallback interface {
+	Backend
+	// Fallbacks counts how often the slower way had to be taken.
+	Fallbacks() uint64
 }
 
 // Mode is how a mechanism is entered.

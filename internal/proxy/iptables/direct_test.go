@@ -13,6 +13,7 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/backend"
 	"portal/internal/proxy/nf"
 	"portal/internal/proxy/nf/nftest"
 )
@@ -94,6 +95,7 @@ func TestFallBackAndReturn(t *testing.T) {
 			t.Errorf("%s: %v", when, err)
 		}
 	}
+	var _ backend.WithFallback = b
 	expect("at first", 0, true)
 	faults.Refuse = refuse
 	expect("when netlink fails", 0, true)

@@ -223,7 +223,7 @@ func (t tool) inUse(ctx context.Context) (int, error) {
 	return bytes.Count(text, []byte("\n-A ")) + bytes.Count(text, []byte("\n:"+prefix)), nil
 }
 
-// installed are the variants that the machine has; where commands don't tell, the one without a name.
+// installed are the variants that the machine has; where the names of commands don't say, the one without a name.
 func installed(f intent.Family) (out []Variant) {
 	for _, v := range []Variant{NFT, Legacy} {
 		if (tool{f, v}).present() == nil {

@@ -20,7 +20,7 @@ type balancer struct {
 	facts  *plan.Facts
 
 	// What is wanted, and what the kernel has of ours as far as we know.
-	book    *book
+	desired *desired
 	have    map[key]*server
 	held    map[netip.Addr]bool // addresses on our device
 	foreign map[netip.Addr]bool // cluster IPs that another device has
@@ -81,7 +81,7 @@ func (w *work) change(f intent.Family, e element, comes bool) {
 	in[f][e] = true
 }
 
-// Apply tells the kernel. New facts are rare and may concern everything.
+// Apply programs the kernel. New facts are rare and may concern everything.
 func (b *balancer) Apply(_ context.Context, next *plan.Snapshot, delta *plan.Delta) error {
 	w := newWork()
 	var err error
@@ -93,7 +93,7 @@ func (b *balancer) Apply(_ context.Context, next *plan.Snapshot, delta *plan.Del
 		err = b.some(w, delta)
 	}
 	if err == nil {
-		err = b.tell(w)
+		err = b.program(w)
 	}
 	if err != nil {
 		b.lost = true
@@ -123,9 +123,9 @@ func (b *balancer) all(w *work, next *plan.Snapshot) error {
 		return err
 	}
 	b.readFlows(before)
-	slots := b.book.slots
-	b.facts, b.book = next.Facts, newBook()
-	b.book.slots = slots
+	slots := b.desired.slots
+	b.facts, b.desired = next.Facts, newDesired()
+	b.desired.slots = slots
 	w.rebuild = true
 	for a := range b.held {
 		if next.ClusterIPs[a] == 0 {
@@ -143,7 +143,7 @@ func (b *balancer) all(w *work, next *plan.Snapshot) error {
 		}
 	}
 	for at := range b.have {
-		b.whose(at)
+		b.findOwner(at)
 		w.servers[at] = true
 	}
 	b.note(w)
@@ -157,7 +157,7 @@ func (b *balancer) note(w *work) {
 		if !sticky(at.mark) || at.mark&maxSlot != 0 {
 			continue
 		}
-		old, now := b.book.told[at], b.book.targets[at].elements(at)
+		old, now := b.desired.programmed[at], b.desired.targets[at].elements(at)
 		for e := range old {
 			if !now[e] {
 				w.change(at.family, e, false)
@@ -168,9 +168,9 @@ func (b *balancer) note(w *work) {
 				w.change(at.family, e, true)
 			}
 		}
-		if b.book.told[at] = now; len(now) == 0 {
-			delete(b.book.told, at)
-			delete(b.book.slots, at)
+		if b.desired.programmed[at] = now; len(now) == 0 {
+			delete(b.desired.programmed, at)
+			delete(b.desired.slots, at)
 		}
 	}
 }
@@ -189,9 +189,9 @@ func (b *balancer) read() (marks map[plan.FrontendKey][plan.Origins]uint32, err 
 		return nil, err
 	}
 	b.foreign, b.draining, b.leaving = map[netip.Addr]bool{}, map[key]bool{}, map[netip.Addr]time.Time{}
-	if b.book == nil {
-		b.book = newBook()
-		b.book.slots = found.slots
+	if b.desired == nil {
+		b.desired = newDesired()
+		b.desired.slots = found.slots
 	}
 	return found.marks, nil
 }
@@ -230,14 +230,14 @@ func (b *balancer) put(w *work, f *plan.Frontend, before [plan.Origins]uint32) e
 		w.refused[f.FrontendKey] = err
 		return nil
 	}
-	e := b.book.put(f, (b.held[f.Addr] || w.on[f.Addr]) && !b.leaves(w, f.Addr), before, func(at key) bool { return b.have[at] != nil })
+	e := b.desired.put(f, (b.held[f.Addr] || w.on[f.Addr]) && !b.leaves(w, f.Addr), before, func(at key) bool { return b.have[at] != nil })
 	b.touch(w, e, true)
 	return nil
 }
 
 // touch notes what a frontend that came or went has to do with.
 func (b *balancer) touch(w *work, e *encoded, comes bool) {
-	for _, at := range b.book.serversOf(e) {
+	for _, at := range b.desired.serversOf(e) {
 		w.servers[at] = true
 	}
 	for _, el := range e.elements() {
@@ -257,7 +257,7 @@ func (b *balancer) some(w *work, d *plan.Delta) error {
 			}
 			for _, e := range r.Pool.Endpoints {
 				if _, noted := endpoints[e.Addr.Addr()]; !noted {
-					endpoints[e.Addr.Addr()] = b.book.endpoints[e.Addr.Addr()] > 0
+					endpoints[e.Addr.Addr()] = b.desired.endpoints[e.Addr.Addr()] > 0
 				}
 			}
 		}
@@ -274,11 +274,11 @@ func (b *balancer) some(w *work, d *plan.Delta) error {
 		}
 	}
 	for _, c := range d.Frontends {
-		if e := b.book.frontends[c.FrontendKey]; e != nil {
+		if e := b.desired.frontends[c.FrontendKey]; e != nil {
 			note(e.Frontend)
 			before[c.FrontendKey] = e.marks()
 			b.touch(w, e, false)
-			b.book.drop(c.FrontendKey)
+			b.desired.drop(c.FrontendKey)
 		}
 	}
 	for _, c := range d.Frontends {
@@ -295,13 +295,13 @@ func (b *balancer) some(w *work, d *plan.Delta) error {
 		if drains(at) {
 			continue
 		}
-		b.whose(at)
+		b.findOwner(at)
 		if d.Serving || changed[b.have[at].id] {
 			w.servers[at] = true
 		}
 	}
 	for a, was := range endpoints {
-		if now := b.book.endpoints[a] > 0; now != was {
+		if now := b.desired.endpoints[a] > 0; now != was {
 			w.change(intent.FamilyOf(a), hairpinElement(a), now)
 		}
 	}
@@ -310,13 +310,13 @@ func (b *balancer) some(w *work, d *plan.Delta) error {
 	return nil
 }
 
-// tell makes the changes, in an order in which no wanted connection goes astray (servers are there before packets are
+// program makes the changes, in an order in which no wanted connection goes astray (servers are there before packets are
 // sent to them, refusals before an address is, and nothing is taken away before its successor is in place) and in which
-// whatever is ours can be told to be, should this process end at any point: an address is in our table from before it
+// whatever is ours can be recognised as such, should this process end at any point: an address is in our table from before it
 // gets a server or is on the device until after both are gone.
-func (b *balancer) tell(w *work) error {
+func (b *balancer) program(w *work) error {
 	b.raiseAll(w, func(at key) bool { return at.mark != 0 || b.held[at.addr] })
-	if err := b.tellRules(w); err != nil {
+	if err := b.programRules(w); err != nil {
 		return err
 	}
 	b.raiseAll(w, func(at key) bool { return w.on[at.addr] })
@@ -342,7 +342,7 @@ func (b *balancer) tell(w *work) error {
 // raiseAll raises those of the servers that pass.
 func (b *balancer) raiseAll(w *work, pass func(key) bool) {
 	for at := range w.servers {
-		t := b.book.targets[at]
+		t := b.desired.targets[at]
 		if t == nil || !pass(at) {
 			continue
 		}
@@ -352,8 +352,8 @@ func (b *balancer) raiseAll(w *work, pass func(key) bool) {
 	}
 }
 
-// tellRules changes the table: elements only, or all of it.
-func (b *balancer) tellRules(w *work) error {
+// programRules changes the table: elements only, or all of it.
+func (b *balancer) programRules(w *work) error {
 	if !w.rebuild {
 		for a := range w.on {
 			w.change(intent.FamilyOf(a), vipElement(a), true)
@@ -372,15 +372,15 @@ func (b *balancer) tellRules(w *work) error {
 			all[f][e] = true
 		}
 	}
-	for _, e := range b.book.frontends {
+	for _, e := range b.desired.frontends {
 		for _, el := range e.elements() {
 			put(e.Family, el)
 		}
 	}
-	for a := range b.book.endpoints {
+	for a := range b.desired.endpoints {
 		put(intent.FamilyOf(a), hairpinElement(a))
 	}
-	for at, list := range b.book.told {
+	for at, list := range b.desired.programmed {
 		for e := range list {
 			put(at.family, e)
 		}

@@ -135,12 +135,12 @@ func (r *run) leftovers(held, endpoints map[netip.Addr]bool) string {
 		if at == foreign {
 			continue
 		}
-		wanted, living := r.back.book.targets[at] != nil, 0
+		wanted, living := r.back.desired.targets[at] != nil, 0
 		for _, d := range s.dests {
 			if d.weight == 0 {
 				living += d.connections
 				if d.connections == 0 {
-					return fmt.Sprintf("%v keeps an endpoint that nobody is connected to", at)
+					return fmt.Sprintf("%v keeps an endpoint that noIPVS is connected to", at)
 				}
 			}
 		}
@@ -195,7 +195,7 @@ func (r *run) flows() string {
 				continue
 			}
 			if n++; !want[e] {
-				return fmt.Sprintf("rules let flows pass that nobody leads: %x", e.key)
+				return fmt.Sprintf("rules let flows pass that noIPVS leads: %x", e.key)
 			}
 		}
 	}
@@ -444,7 +444,7 @@ func TestGoingOn(t *testing.T) {
 		if err := r.back.Check(context.Background()); err != nil {
 			t.Fatal(err)
 		}
-		expect(step+"nobody sends any more", false)
+		expect(step+"noIPVS sends any more", false)
 
 		change(func() {
 			r.set(service("a", "10.96.0.1", func(s *intent.Service) { udp(s); s.Ports[0].Port, s.Ports[0].NodePort = 81, 30001 }, "10.244.1.1"))

@@ -11,9 +11,9 @@ import (
 // inTurn is how many servers have their endpoints looked at in one Check: a look at each of thousands costs too much.
 const inTurn = 32
 
-// Check compares what the kernel has with what it was told, and ends what has drained.
+// Check compares what the kernel has with what was programmed, and removes what has drained.
 func (b *balancer) Check(context.Context) error {
-	if b.lost || b.book == nil {
+	if b.lost || b.desired == nil {
 		return errors.New("nothing has been acknowledged yet")
 	}
 	if err := b.sweep(); err != nil {
@@ -41,7 +41,7 @@ func (b *balancer) checkAddresses() error {
 	if !maps.Equal(held, b.held) {
 		return fmt.Errorf("%s has %d addresses, and not those it was given, which are %d", deviceName, len(held), len(b.held))
 	}
-	if err := b.kernel.device.led(); err != nil {
+	if err := b.kernel.device.routed(); err != nil {
 		return err
 	}
 	for a := range b.foreign {

@@ -73,7 +73,7 @@ func (b *balancer) raiseServer(at key, want *server) (*server, error) {
 // lower takes away what is not wanted of a server, when its last connection has ended. UDP has no connections: its flows
 // are moved at once when their endpoint no longer serves, and go on otherwise.
 func (b *balancer) lower(at key) error {
-	have, t := b.have[at], b.book.targets[at]
+	have, t := b.have[at], b.desired.targets[at]
 	if have == nil {
 		return nil
 	}
@@ -215,7 +215,7 @@ func (b *balancer) end(at key) error {
 func (b *balancer) sweep() error {
 	var errs []error
 	for at := range b.draining {
-		errs = append(errs, b.reap(at, b.book.targets[at]))
+		errs = append(errs, b.reap(at, b.desired.targets[at]))
 	}
 	if len(b.leaving) > 0 {
 		addrs := map[netip.Addr]bool{}

@@ -9,7 +9,7 @@ import (
 	"portal/internal/plan"
 )
 
-// encoded is a frontend as the kernel is told of it.
+// encoded is a frontend as it is programmed.
 type encoded struct {
 	*plan.Frontend
 	// led: its address is not on our device, and packets to it must be led to IPVS.
@@ -26,30 +26,30 @@ func (e *encoded) marks() (out [plan.Origins]uint32) {
 	return out
 }
 
-// book is what is wanted of the kernel, kept from one Apply to the next.
-type book struct {
+// desired is what is wanted of the kernel, kept from one Apply to the next.
+type desired struct {
 	frontends map[plan.FrontendKey]*encoded
 	targets   map[key]*target
 	// pools are the servers by mark of a Service's port.
 	pools map[plan.PortID][]key
-	// told are the elements that rules have for a pool with affinity.
-	told map[key]map[element]bool
-	// slots are those that endpoints of a pool had before this book was begun.
+	// programmed are the elements that rules have for a pool with affinity.
+	programmed map[key]map[element]bool
+	// slots are those that endpoints of a pool had before.
 	slots map[key]map[netip.AddrPort]uint32
 	// endpoints counts the routes that lead to one.
 	endpoints map[netip.Addr]int
 	last      uint32 // number given out
 }
 
-func newBook() *book {
-	return &book{
-		told: map[key]map[element]bool{}, slots: map[key]map[netip.AddrPort]uint32{},
+func newDesired() *desired {
+	return &desired{
+		programmed: map[key]map[element]bool{}, slots: map[key]map[netip.AddrPort]uint32{},
 		frontends: map[plan.FrontendKey]*encoded{}, targets: map[key]*target{}, pools: map[plan.PortID][]key{},
 		endpoints: map[netip.Addr]int{},
 	}
 }
 
-// encodable says why a frontend can't be told to the kernel.
+// encodable says why a frontend can't be programmed.
 func encodable(f *plan.Frontend) error {
 	if f.Sources != nil && !f.Addr.IsValid() {
 		return errors.New("source ranges of a node port are not known to the IPVS mode")
@@ -83,7 +83,7 @@ func byAddress(f *plan.Frontend, onDevice bool) bool {
 
 // put adds a frontend. Its marks are, if possible, those that it had before: living connections and clients with
 // affinity are known by them. taken says whether a mark is still in use for something else.
-func (b *book) put(f *plan.Frontend, onDevice bool, before [plan.Origins]uint32, taken func(key) bool) *encoded {
+func (b *desired) put(f *plan.Frontend, onDevice bool, before [plan.Origins]uint32, taken func(key) bool) *encoded {
 	e := &encoded{Frontend: f, led: f.Addr.IsValid() && !onDevice}
 	own := byAddress(f, onDevice)
 	for o, r := range f.Routes {
@@ -111,7 +111,7 @@ func (b *book) put(f *plan.Frontend, onDevice bool, before [plan.Origins]uint32,
 }
 
 // target notes a frontend's wish for a server.
-func (b *book) target(at key, p *plan.Pool, f *plan.Frontend) *target {
+func (b *desired) target(at key, p *plan.Pool, f *plan.Frontend) *target {
 	t := b.targets[at]
 	if t == nil {
 		t = &target{pool: p, users: map[plan.FrontendKey]struct{}{}}
@@ -122,7 +122,7 @@ func (b *book) target(at key, p *plan.Pool, f *plan.Frontend) *target {
 }
 
 // seat gives each endpoint of a pool with affinity a slot, the one it had if it can.
-func (b *book) seat(at key, t *target) {
+func (b *desired) seat(at key, t *target) {
 	if t.slots != nil {
 		return
 	}
@@ -152,7 +152,7 @@ func (b *book) seat(at key, t *target) {
 }
 
 // serversOf are those of a frontend: its pools', and their endpoints' where clients stay with them.
-func (b *book) serversOf(e *encoded) (out []key) {
+func (b *desired) serversOf(e *encoded) (out []key) {
 	for o, at := range e.servers {
 		if e.Routes[o].Pool == nil || slices.Contains(out, at) {
 			continue
@@ -169,7 +169,7 @@ func (b *book) serversOf(e *encoded) (out []key) {
 
 // markFor finds the server by mark of a pool: the one that other frontends use already, the one that it had, or a new
 // one.
-func (b *book) markFor(f *plan.Frontend, p *plan.Pool, before uint32, taken func(key) bool) key {
+func (b *desired) markFor(f *plan.Frontend, p *plan.Pool, before uint32, taken func(key) bool) key {
 	for _, at := range b.pools[f.ID] {
 		if t := b.targets[at]; t.affinity == f.Affinity && (t.pool == p || t.pool.Equal(p)) {
 			return at
@@ -184,7 +184,7 @@ func (b *book) markFor(f *plan.Frontend, p *plan.Pool, before uint32, taken func
 }
 
 // fresh finds a mark that nothing uses, not even connections that are draining.
-func (b *book) fresh(f *plan.Frontend, taken func(key) bool) key {
+func (b *desired) fresh(f *plan.Frontend, taken func(key) bool) key {
 	for {
 		b.last = b.last%maxNumber(f.Affinity > 0) + 1
 		at := marked(markOf(f.Protocol, f.Affinity > 0, b.last), f.Family)
@@ -194,8 +194,8 @@ func (b *book) fresh(f *plan.Frontend, taken func(key) bool) key {
 	}
 }
 
-// drop removes a frontend, and the servers that nobody else uses.
-func (b *book) drop(k plan.FrontendKey) {
+// drop removes a frontend, and the servers that noIPVS else uses.
+func (b *desired) drop(k plan.FrontendKey) {
 	e := b.frontends[k]
 	delete(b.frontends, k)
 	for _, r := range e.Routes {
@@ -216,7 +216,7 @@ func (b *book) drop(k plan.FrontendKey) {
 	}
 }
 
-func (b *book) count(p *plan.Pool, by int) {
+func (b *desired) count(p *plan.Pool, by int) {
 	for _, e := range p.Endpoints {
 		count(b.endpoints, e.Addr.Addr(), by)
 	}

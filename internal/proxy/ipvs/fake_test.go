@@ -135,7 +135,7 @@ type fakeDevice struct{ *fake }
 
 func (f fakeDevice) probe() error  { return nil }
 func (f fakeDevice) ensure() error { f.hasDevice = true; return nil }
-func (f fakeDevice) led() error    { return nil }
+func (f fakeDevice) routed() error { return nil }
 
 func (f fakeDevice) list() (map[netip.Addr]bool, error) { return maps.Clone(f.addrs), nil }
 

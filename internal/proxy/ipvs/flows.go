@@ -55,7 +55,7 @@ func (s flows) remove(at key, f flow) bool {
 // noteFlows notes the ways to servers that are touched.
 func (b *balancer) noteFlows(w *work) {
 	for at := range w.servers {
-		t := b.book.targets[at]
+		t := b.desired.targets[at]
 		if t == nil || at.protocol != intent.UDP {
 			continue
 		}
@@ -124,8 +124,8 @@ func (b *balancer) readFlows(marks map[plan.FrontendKey][plan.Origins]uint32) {
 	}
 }
 
-// whose finds out whose port a server is that an earlier process made: that of a frontend that led there.
-func (b *balancer) whose(at key) {
+// findOwner finds the port of a server that an earlier process made: that of a frontend that led there.
+func (b *balancer) findOwner(at key) {
 	s := b.have[at]
 	if s.id != (plan.PortID{}) {
 		return

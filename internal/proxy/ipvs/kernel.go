@@ -45,8 +45,8 @@ type device interface {
 	probe() error
 	// ensure makes the device and the way there, or finds them.
 	ensure() error
-	// led says whether packets with our marks are led here.
-	led() error
+	// routed says what is missing of the routing rules and routes that bring packets with our marks here.
+	routed() error
 	// list are the addresses on the device; none where there is no device.
 	list() (map[netip.Addr]bool, error)
 	// elsewhere says whether another device has an address that ours has not.
@@ -69,10 +69,10 @@ func openKernel() (*kernel, error) {
 	}
 	if !hasFamily() {
 		// Where there is no IPVS there is nothing of ours in it either.
-		k.director = nobody{}
+		k.director = noIPVS{}
 		return k, nil
 	}
-	// The driver tells the world where there is no modprobe, though IPVS is there and nothing is wrong.
+	// The driver logs an error where there is no modprobe, though IPVS is there and nothing is wrong.
 	logrus.SetOutput(io.Discard)
 	h, err := driver.New("")
 	if err != nil {
@@ -129,11 +129,11 @@ func hasIPVS() error {
 	return errors.New("this kernel has no IPVS: load the module ip_vs (modprobe ip_vs), or choose another --proxy-mode")
 }
 
-// nobody is the director of a kernel without IPVS.
-type nobody struct{ director }
+// noIPVS is the director of a kernel without IPVS.
+type noIPVS struct{ director }
 
-func (nobody) servers() (map[key]*server, error) { return nil, nil }
-func (nobody) close()                            {}
+func (noIPVS) servers() (map[key]*server, error) { return nil, nil }
+func (noIPVS) close()                            {}
 
 // ipvs is the kernel's own director.
 type ipvs struct{ *driver.Handle }

@@ -79,16 +79,16 @@ func (l *link) ensure() error {
 	if err := l.LinkSetUp(found); err != nil {
 		return fmt.Errorf("set up the device %s: %w", deviceName, err)
 	}
-	return l.lead()
+	return l.installRoutes()
 }
 
 // routeTable is where a packet with our mark finds that it is at its destination. The number is also that of the rule
 // that sends it there.
 const routeTable = 20560
 
-// ways are the rules about packets with our marks: those that a process here sends, or IPVS sends on, go where they would
+// routingRules are about packets with our marks: those that a process here sends, or IPVS sends on, go where they would
 // without one; all others are for this node.
-func ways() (out []*netlink.Rule) {
+func routingRules() (out []*netlink.Rule) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		mask := uint32(markMask)
 		sent, here := netlink.NewRule(), netlink.NewRule()
@@ -102,8 +102,8 @@ func ways() (out []*netlink.Rule) {
 	return out
 }
 
-// home are the routes in our table.
-func (l *link) home() (out []*netlink.Route) {
+// localRoutes are the routes in our table.
+func (l *link) localRoutes() (out []*netlink.Route) {
 	for _, all := range []string{"0.0.0.0/0", "::/0"} {
 		_, dst, _ := net.ParseCIDR(all)
 		out = append(out, &netlink.Route{Table: routeTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Dst: dst, LinkIndex: l.index})
@@ -111,13 +111,13 @@ func (l *link) home() (out []*netlink.Route) {
 	return out
 }
 
-func (l *link) lead() error {
-	for _, r := range l.home() {
+func (l *link) installRoutes() error {
+	for _, r := range l.localRoutes() {
 		if err := l.RouteReplace(r); err != nil {
 			return fmt.Errorf("make a local route in the table %d: %w", routeTable, err)
 		}
 	}
-	for _, r := range ways() {
+	for _, r := range routingRules() {
 		if there, err := l.has(r); err != nil {
 			return err
 		} else if there {
@@ -144,13 +144,13 @@ func (l *link) has(r *netlink.Rule) (bool, error) {
 	return false, nil
 }
 
-func (l *link) led() error {
-	for _, r := range ways() {
+func (l *link) routed() error {
+	for _, r := range routingRules() {
 		if there, err := l.has(r); err != nil || !there {
 			return errors.Join(fmt.Errorf("the routing rule %d for our marks is missing", r.Priority), err)
 		}
 	}
-	for _, r := range l.home() {
+	for _, r := range l.localRoutes() {
 		list, err := l.RouteListFiltered(familyOf(r.Dst), r, netlink.RT_FILTER_TABLE)
 		if err != nil || len(list) == 0 {
 			return errors.Join(fmt.Errorf("the local route in the table %d is missing", routeTable), err)
@@ -166,17 +166,17 @@ func familyOf(n *net.IPNet) int {
 	return netlink.FAMILY_V6
 }
 
-// unlead removes the rules and routes.
-func (l *link) unlead() error {
+// removeRoutes removes the rules and routes.
+func (l *link) removeRoutes() error {
 	var errs []error
-	for _, r := range ways() {
+	for _, r := range routingRules() {
 		if there, err := l.has(r); err != nil || !there {
 			errs = append(errs, err)
 		} else if err := l.RuleDel(r); err != nil {
 			errs = append(errs, fmt.Errorf("remove the routing rule %d: %w", r.Priority, err))
 		}
 	}
-	for _, r := range l.home() {
+	for _, r := range l.localRoutes() {
 		list, err := l.RouteListFiltered(familyOf(r.Dst), r, netlink.RT_FILTER_TABLE)
 		errs = append(errs, err)
 		for i := range list {
@@ -243,7 +243,7 @@ func (l *link) del(a netip.Addr) error {
 }
 
 func (l *link) remove() error {
-	if err := l.unlead(); err != nil {
+	if err := l.removeRoutes(); err != nil {
 		return err
 	}
 	found, err := l.find()

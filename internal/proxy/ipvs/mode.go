@@ -1,4 +1,4 @@
-// Package ipvs makes packets go where a plan.Snapshot says by telling the kernel's virtual server (IPVS): a server for
+// Package ipvs is the proxy mode that programs a plan.Snapshot into the kernel's virtual server (IPVS): a server for
 // each frontend, or for each pool where one address leads to several. What IPVS can't do (telling origins apart,
 // rewriting sources, refusing) a small nftables table of our own does. It encodes decisions and makes none.
 package ipvs

@@ -32,7 +32,7 @@ func (k key) compare(o key) int {
 }
 
 // Our marks begin with four bits of their own, by which a server is known to be ours. Two bits are for the protocol, so
-// that a server tells what it is for even to a process that did not make it. One says that clients stay with their
+// that a process that did not make a server knows what it is for. One says that clients stay with their
 // endpoint: then the last bits are the endpoint's slot in its pool, zero for the pool as a whole. The rest is a number.
 const (
 	markBase      = 0x5 << 28
@@ -84,7 +84,7 @@ type server struct {
 	// ports: the scheduler's hash includes the client's port. persistent: IPVS itself keeps clients with their endpoint.
 	ports, persistent bool
 	dests             map[netip.AddrPort]*dest
-	// id is whose port of UDP or SCTP it is; nobody's where that is not known.
+	// id is whose port of UDP or SCTP it is; noIPVS's where that is not known.
 	id plan.PortID
 }
 

@@ -112,67 +112,52 @@ func setsOf(f intent.Family, table *nf.Table) map[string]*nf.Set {
 	return out
 }
 
-// attempts bounds how often the table is read and written anew because somebody else changed something meanwhile.
-const attempts = 4
-
 // replace writes in place where there is a table, and touches only what differs: a packet that is inside our rules at the
 // commit goes on with the old ones, but each look-up asks anew which elements count; and before Linux 6.17, a look-up that
 // the commit meets half-way finds neither an element that goes nor the same that comes.
-func (t *tables) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) (err error) {
-	for n := range attempts {
-		if err = t.write(facts, bit, all, n < attempts-1); !errors.Is(err, unix.ERESTART) {
-			return err
-		}
-	}
-	return err
-}
-
-func (t *tables) write(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool, alone bool) error {
-	b := nf.NewBatch()
-	if alone {
-		generation, err := t.Generation()
-		if err != nil {
-			return fmt.Errorf("reading the generation of nf_tables: %w", err)
-		}
-		b.OnlyAt(generation)
-	}
-	fresh := map[intent.Family]*familyTable{}
-	for _, f := range families {
-		one := newFamilyTable(f)
-		if all[f] == nil {
-			there, err := t.Exists(one.Table)
-			if err != nil {
+func (t *tables) replace(facts *plan.Facts, bit uint32, all map[intent.Family]map[element]bool) error {
+	var fresh map[intent.Family]*familyTable
+	err := t.Sync(func(b *nf.Batch) error {
+		fresh = map[intent.Family]*familyTable{}
+		for _, f := range families {
+			one := newFamilyTable(f)
+			present, err := t.Read(one.Table)
+			switch {
+			case err != nil:
 				return err
-			}
-			if there {
+			case all[f] == nil && present != nil:
 				b.DeleteTable(one.Table)
+				continue
+			case all[f] == nil:
+				continue
 			}
-			continue
+			one.ruler = newRuler(one.sets, ipOf(f), facts, bit)
+			one.declare(b, present, all[f])
+			fresh[f] = one
 		}
-		present, err := t.Read(one.Table)
-		if err != nil {
-			return err
-		}
-		one.ruler = newRuler(one.sets, ipOf(f), facts, bit)
-		b.Replace(one.Table, present)
-		for _, s := range one.sets {
-			b.AddSet(s)
-		}
-		for _, c := range one.ruler.chains() {
-			b.AddChain(one.Table, c)
-		}
-		one.addAffinity(b, all[f])
-		for e := range all[f] {
-			b.Add(one.sets[e.set], e.encode())
-		}
-		b.Prune(one.Table)
-		fresh[f] = one
-	}
-	if err := t.Commit(b); err != nil {
+		return nil
+	})
+	if err != nil {
 		return fmt.Errorf("writing the table %s: %w", tableName, err)
 	}
 	t.of = fresh
 	return nil
+}
+
+// declare puts all of a table into a transaction.
+func (t *familyTable) declare(b *nf.Batch, present *nf.Present, all map[element]bool) {
+	b.Replace(t.Table, present)
+	for _, s := range t.sets {
+		b.AddSet(s)
+	}
+	for _, c := range t.ruler.chains() {
+		b.AddChain(t.Table, c)
+	}
+	t.addAffinity(b, all)
+	for e := range all {
+		b.Add(t.sets[e.set], e.encode())
+	}
+	b.Prune(t.Table)
 }
 
 // addAffinity adds the chains that elements lead to.

@@ -77,7 +77,7 @@ func everything() map[intent.Family]map[element]bool {
 	} {
 		s.Set(e.Service.Key, plan.For(e, s.Facts))
 	}
-	b := newBook()
+	b := newDesired()
 	for _, f := range s.Frontends {
 		for _, e := range b.put(f, f.Kind == plan.ClusterIP, [plan.Origins]uint32{}, func(key) bool { return false }).elements() {
 			all[f.Family][e] = true
@@ -103,7 +103,7 @@ func everything() map[intent.Family]map[element]bool {
 	return all
 }
 
-// TestTable tells a real kernel all that the table may hold, changes it and reads it back.
+// TestTable writes all that the table may hold to a real kernel, changes it and reads it back.
 func TestTable(t *testing.T) {
 	withTable(t, func(table *tables) {
 		all := everything()

@@ -301,7 +301,7 @@ func (t *table) shapeID(s *shape) uint32 {
 	}
 }
 
-// encodable says why a frontend can't be told to the kernel.
+// encodable says why a frontend can't be programmed.
 func encodable(f *plan.Frontend) error {
 	for _, r := range f.Routes {
 		if r.Verdict != plan.Forward {
