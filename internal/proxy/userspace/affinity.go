@@ -86,5 +86,9 @@ func (s *server) save() error {
 			}
 		}
 	}
-	return s.socket.Commit(b)
+	err := s.socket.Commit(b)
+	if err != nil {
+		s.memory.setChanged()
+	}
+	return err
 }

@@ -187,3 +187,10 @@ func (m *memory) changed() map[client]stuck {
 	m.dirty = false
 	return maps.Clone(m.sticky)
 }
+
+// setChanged makes changed return everything again, since what was saved is lost.
+func (m *memory) setChanged() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dirty = len(m.sticky) > 0
+}

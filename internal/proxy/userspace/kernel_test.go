@@ -131,8 +131,24 @@ func TestAffinityIsSaved(t *testing.T) {
 	if err := second.save(); err != nil {
 		t.Fatal(err)
 	}
+	// Somebody flushes everything, and it is repaired.
+	if out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput(); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	second.memory.answered(front, bob, to)
+	if err := second.save(); err == nil {
+		t.Error("saved to a table that is gone")
+	}
+	snap.Forget()
+	applied(t, second, snap)
+	if err := second.save(); err != nil {
+		t.Fatal(err)
+	}
 	third := opened(t)
 	if got := third.memory.order(nil, front, plan.FromOutside, alice)[0].Addr; got != to {
 		t.Errorf("the client gets %v, not %v", got, to)
+	}
+	if n := len(third.memory.sticky); n != 2 {
+		t.Errorf("%d clients are known, not 2", n)
 	}
 }

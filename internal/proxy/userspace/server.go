@@ -249,6 +249,7 @@ func (s *server) replace(next *plan.Snapshot) error {
 		return fmt.Errorf("writing the table %s: %w", tableName, err)
 	}
 	s.tables, s.facts = fresh, next.Facts
+	s.memory.setChanged() // the map may be new
 	s.keep(func(k plan.FrontendKey) bool { return next.Frontends[k] != nil })
 	s.flows.look(all, localAddrs())
 	return nil
