@@ -34,7 +34,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) int {
 	root := newRootCommand()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) { // stopping was asked for
+	if err == nil || stopped(ctx, err) {
 		return 0
 	}
 	fmt.Fprintf(stderr, "portal: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -42,6 +42,11 @@ func run(ctx context.Context, args []string, stderr io.Writer) int {
 		return 2
 	}
 	return 1
+}
+
+// stopped reports whether an error only says that the process was told to stop.
+func stopped(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && errors.Is(err, context.Canceled)
 }
 
 func newRootCommand() *cobra.Command {

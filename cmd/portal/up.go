@@ -95,21 +95,22 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	// What runs beside the server ends with the same signal, and is waited for.
 	var beside sync.WaitGroup
 	err = server.Run(cmd.Context(), o.server, func(_ context.Context, info server.Info) error {
+		// DNS first: its endpoints, which the API has from an earlier run, are then this machine's when the proxy sees them.
+		var dns *upDNS
+		if o.dns != "none" {
+			var err error
+			if dns, err = o.startDNS(cmd, log, info, parts, &beside); err != nil {
+				fmt.Fprintf(out, "DNS could not be started: %v\n", err)
+			}
+		}
 		proxy := upProxy{note: parts.noProxy}
 		if proxy.note == "" {
 			proxy = o.startProxy(cmd, log, info, &beside)
 		}
-		var dns *upDNS
-		if o.dns != "none" {
-			var err error
-			if dns, err = o.startDNS(cmd, log, info, parts, proxy.note == "", &beside); err != nil {
-				fmt.Fprintf(out, "DNS could not be started: %v\n", err)
-			}
-		}
 		return welcome(out, info, proxy, dns)
 	})
 	beside.Wait()
-	if err == nil {
+	if err == nil || stopped(cmd.Context(), err) {
 		fmt.Fprintln(out, "Portal has stopped.")
 	}
 	return err
@@ -183,12 +184,12 @@ func short(err error) string {
 }
 
 // startDNS runs the DNS server beside the API. Its failure leaves the rest running.
-func (o *upOptions) startDNS(cmd *cobra.Command, log *slog.Logger, info server.Info, parts *upParts, proxied bool, beside *sync.WaitGroup) (*upDNS, error) {
+func (o *upOptions) startDNS(cmd *cobra.Command, log *slog.Logger, info server.Info, parts *upParts, beside *sync.WaitGroup) (*upDNS, error) {
 	config, err := apiConfig(info.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	dns, err := o.prepareDNS(cmd.Context(), config, info, parts.noVIP, proxied)
+	dns, err := o.prepareDNS(cmd.Context(), config, info, parts.noVIP, parts.noProxy == "")
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,7 @@ func welcome(out io.Writer, info server.Info, proxy upProxy, dns *upDNS) error {
 			a := dns.listen[0]
 			try = append(try, fmt.Sprintf("dig @%s -p %d kubernetes.default.svc.%s", a.Addr(), a.Port(), upZone))
 		}
-		if len(dns.endpoints) > 0 {
+		if len(dns.endpoints) > 0 && proxy.note == "" {
 			lines, err := tryExample(info.DataDir, dns)
 			if err != nil {
 				return err
