@@ -19,7 +19,12 @@ import (
 type usageError struct{ error }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	// A terminal that is closed asks for an orderly end too, unless nohup(1) said that it should not matter.
+	if !signal.Ignored(syscall.SIGHUP) {
+		ends = append(ends, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	defer stop()
 	// The first signal starts an orderly shutdown. A second one ends the process at once, unless it follows immediately:
 	// timeout(1), for example, signals the process and its group.
@@ -69,6 +74,7 @@ func newRootCommand() *cobra.Command {
 		newDNSCommand(),
 		newEnvCommand(),
 		newAuditCommand(),
+		newCertsCommand(),
 		newVersionCommand(),
 		newKubectlCommand(),
 	)

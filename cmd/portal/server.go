@@ -57,6 +57,12 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 	f.DurationVar(&o.Store.CompactionInterval, "etcd-compaction-interval", o.Store.CompactionInterval, "how often old revisions are dropped")
 	f.StringVar(&o.TokenFile, "token-auth-file", o.TokenFile, `CSV file of static tokens: token,user,uid,"group1,group2"`)
 	f.StringSliceVar(&o.ExtraSANs, "tls-san", o.ExtraSANs, "further names and addresses in the server's certificate")
+	f.DurationVar(&o.Lifetimes.Certificate, "certificate-lifetime", o.Lifetimes.Certificate,
+		"how long certificates are valid; they are renewed after two thirds of it, while the server runs")
+	f.DurationVar(&o.Lifetimes.Authority, "ca-lifetime", o.Lifetimes.Authority,
+		"how long the certificate authority is valid; the next one is created after two thirds of it, and both are trusted")
+	f.BoolVar(&o.AdoptCA, "adopt-ca", o.AdoptCA,
+		"start although the cluster in this etcd has another certificate authority, which is lost, and register this server's")
 	f.BoolVar(&o.DenyExternalIPs, "deny-service-external-ips", o.DenyExternalIPs,
 		"refuse new spec.externalIPs in Services: whoever may set them can draw others' traffic (CVE-2020-8554)")
 	f.DurationVar(&o.EventTTL, "event-ttl", o.EventTTL, "how long Events are kept")

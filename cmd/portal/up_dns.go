@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,6 +39,8 @@ type upDNS struct {
 	// resolvConf is a file that programs can use in place of /etc/resolv.conf; empty if the port is not 53.
 	resolvConf string
 	note       string
+	// keep reconciles kube-dns until its context ends.
+	keep func(context.Context)
 }
 
 // prepareDNS creates the kube-dns Service and decides where to listen: where the flag says; or at the Service's cluster IPs,
@@ -90,6 +93,7 @@ func (o *upOptions) prepareDNS(ctx context.Context, config *rest.Config, info se
 	if err != nil {
 		return nil, errors.Join(err, d.remove())
 	}
+	d.keep = func(ctx context.Context) { up.KeepDNS(ctx, client, virtual, d.endpoints, 53) }
 	return d, nil
 }
 
@@ -117,6 +121,11 @@ func (d *upDNS) run(ctx context.Context, cmd *cobra.Command, log *slog.Logger, c
 			err = e
 		}
 	}()
+	ctx, stop := context.WithCancel(ctx)
+	var keeping sync.WaitGroup
+	defer keeping.Wait()
+	defer stop()
+	keeping.Go(func() { d.keep(ctx) })
 	o := defaultDNSOptions()
 	o.listen, o.listenFlag = nil, "dns"
 	for _, a := range d.listen {

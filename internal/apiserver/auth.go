@@ -2,7 +2,6 @@ package apiserver
 
 import (
 	"context"
-	"crypto/x509"
 	"fmt"
 	"os"
 	"slices"
@@ -23,14 +22,9 @@ import (
 // openPaths are what anybody may read, so that a probe needs no credentials.
 var openPaths = []string{"/healthz", "/livez", "/readyz", "/version", "/version/"}
 
-// newAuthenticator knows clients by certificate and by token; who has neither is nobody, and sees only openPaths.
-func newAuthenticator(ca []byte, tokenFile string) (authenticator.Request, error) {
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(ca) {
-		return nil, fmt.Errorf("the certificate authority holds no certificate")
-	}
-	verify := x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
-	known := []authenticator.Request{x509request.New(verify, x509request.CommonNameUserConversion)}
+// newAuthenticator knows clients by certificate and by token; those with neither are anonymous, and see only openPaths.
+func newAuthenticator(verify x509request.VerifyOptionFunc, tokenFile string) (authenticator.Request, error) {
+	known := []authenticator.Request{x509request.NewDynamic(verify, x509request.CommonNameUserConversion)}
 	if tokenFile != "" {
 		tokens, err := readTokens(tokenFile)
 		if err != nil {

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -18,12 +17,8 @@ func (s *Server) Kubeconfig() string { return filepath.Join(s.opts.DataDir, "adm
 // DataDir is where the server keeps its files.
 func (s *Server) DataDir() string { return s.opts.DataDir }
 
-// writeKubeconfig gives the administrator a certificate and all that kubectl needs, in a file only he can read.
-func (s *Server) writeKubeconfig() error {
-	pair, err := s.authority.Client("admin", pki.Subject{Name: "portal-admin", Organizations: []string{user.SystemPrivilegedGroup}})
-	if err != nil {
-		return err
-	}
+// writeKubeconfig gives the administrator a certificate and all that kubectl needs, in a file that only they can read.
+func (s *Server) writeKubeconfig(pair pki.Pair, bundle []byte) error {
 	host := s.opts.host
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
@@ -31,7 +26,7 @@ func (s *Server) writeKubeconfig() error {
 	config := clientcmdapi.NewConfig()
 	config.Clusters["portal"] = &clientcmdapi.Cluster{
 		Server:                   "https://" + net.JoinHostPort(host, strconv.Itoa(int(s.opts.port))),
-		CertificateAuthorityData: s.authority.PEM,
+		CertificateAuthorityData: bundle,
 	}
 	config.AuthInfos["admin"] = &clientcmdapi.AuthInfo{ClientCertificateData: pair.Cert, ClientKeyData: pair.Key}
 	config.Contexts["portal"] = &clientcmdapi.Context{Cluster: "portal", AuthInfo: "admin"}

@@ -19,8 +19,21 @@ var (
 	portsAvailable     = gauge("nodeport_allocator", "available_ports", "Node ports that are free.")
 )
 
+// What has no counterpart in kube-apiserver is Portal's.
+var (
+	systemFailing = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Name: "portal_system_object_failing", StabilityLevel: metrics.ALPHA,
+		Help: "1 for an object of the system that could not be reconciled, 0 for one that is as it should be.",
+	}, []string{"object"})
+	certificateExpiration = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Name: "portal_certificate_expiration_timestamp_seconds", StabilityLevel: metrics.ALPHA,
+		Help: "When a certificate of this server expires, in seconds since 1970. It is renewed after two thirds of its life.",
+	}, []string{"name"})
+)
+
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(addressesAllocated, addressesAvailable, portsAllocated, portsAvailable)
+	legacyregistry.MustRegister(addressesAllocated, addressesAvailable, portsAllocated, portsAvailable,
+		systemFailing, certificateExpiration)
 })
 
 func gauge(subsystem, name, help string, labels ...string) *metrics.GaugeVec {
@@ -34,7 +47,6 @@ const reportEvery = 10 * time.Second
 
 // reportAllocation keeps the figures until ctx ends.
 func reportAllocation(ctx context.Context, book *alloc.Book) {
-	registerMetrics()
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
 	for {

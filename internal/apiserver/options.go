@@ -15,6 +15,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"portal/internal/pki"
 	"portal/internal/store"
 )
 
@@ -31,6 +32,11 @@ type Options struct {
 	DenyExternalIPs bool
 	EventTTL        time.Duration
 
+	// Lifetimes are those of the CA and of what it signs. AdoptCA registers this server's CA in an etcd whose cluster has
+	// another, because that is lost.
+	Lifetimes pki.Lifetimes
+	AdoptCA   bool
+
 	MaxInFlight, MaxMutatingInFlight int
 	RequestTimeout                   time.Duration
 	MaxBodyBytes                     int64
@@ -46,6 +52,7 @@ func DefaultOptions() Options {
 		ServiceCIDRs:        []string{"10.96.0.0/16", "fd00:96::/112"},
 		NodePorts:           "30000-32767",
 		EventTTL:            time.Hour,
+		Lifetimes:           pki.DefaultLifetimes(),
 		MaxInFlight:         400,
 		MaxMutatingInFlight: 200,
 		RequestTimeout:      time.Minute,
@@ -184,6 +191,8 @@ func (c *completed) completeLimits() error {
 		return errors.New("--max-requests-inflight and --max-mutating-requests-inflight: must be at least 1")
 	case c.RequestTimeout < time.Second:
 		return errors.New("--request-timeout: must be at least 1s")
+	case c.Lifetimes.Certificate < 5*time.Second || c.Lifetimes.Authority < 2*c.Lifetimes.Certificate:
+		return errors.New("--certificate-lifetime: must be at least 5s, and --ca-lifetime at least twice as long")
 	case c.EventTTL < time.Second:
 		return errors.New("--event-ttl: must be at least 1s")
 	case c.MaxBodyBytes < 1<<10:

@@ -9,12 +9,17 @@ import (
 	"testing"
 )
 
-// inProcess runs a server in this process, with its files in a folder of the test's, and returns what answers requests.
-func inProcess(t testing.TB) func(method, path, contentType string, body []byte) *httptest.ResponseRecorder {
+// start runs a server in this process until the test ends.
+func start(t testing.TB, opts Options) *Server {
 	t.Helper()
-	opts := DefaultOptions()
-	opts.DataDir = t.TempDir()
-	opts.Listen = "127.0.0.1:0"
+	s, stop := startStoppable(t, opts)
+	t.Cleanup(stop)
+	return s
+}
+
+// startStoppable is start for a test that ends the server itself.
+func startStoppable(t testing.TB, opts Options) (*Server, func()) {
+	t.Helper()
 	s, err := New(context.Background(), opts)
 	if err != nil {
 		t.Fatal(err)
@@ -27,17 +32,32 @@ func inProcess(t testing.TB) func(method, path, contentType string, body []byte)
 			Work:  func(ctx context.Context) error { <-ctx.Done(); return nil },
 		})
 	}()
-	t.Cleanup(func() {
+	end := func() {
 		stop()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-	})
+	}
 	select {
 	case <-ready:
 	case err := <-ended:
 		t.Fatal(err)
 	}
+	return s, end
+}
+
+// testOptions keep a server's files in a folder of the test's.
+func testOptions(t testing.TB) Options {
+	opts := DefaultOptions()
+	opts.DataDir = t.TempDir()
+	opts.Listen = "127.0.0.1:0"
+	return opts
+}
+
+// inProcess runs a server and returns what answers requests.
+func inProcess(t testing.TB) func(method, path, contentType string, body []byte) *httptest.ResponseRecorder {
+	t.Helper()
+	s := start(t, testOptions(t))
 	return func(method, path, contentType string, body []byte) *httptest.ResponseRecorder {
 		r := httptest.NewRequest(method, path, bytes.NewReader(body))
 		r.Header.Set("Authorization", "Bearer "+s.loopback.BearerToken)

@@ -27,6 +27,7 @@ import (
 func (s *Server) resources(who authenticator.Request) []registry.Resource {
 	allocation := &service.Allocation{
 		Book: s.book, Families: s.families(), Claimed: s.tracker.claimed, Refresh: s.tracker.refresh,
+		Reserved: s.reserved,
 	}
 	ttl := uint64(s.opts.EventTTL.Seconds())
 	return []registry.Resource{
@@ -43,7 +44,7 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		endpointslice.New(),
 
 		servicecidr.New(),
-		ipaddress.New(),
+		ipaddress.New(s.reserved),
 		ingress.New(),
 		ingressclass.New(),
 

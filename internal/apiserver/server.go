@@ -9,9 +9,9 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +22,6 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/apiserver/pkg/server/healthz"
 	serveroptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/util/compatibility"
@@ -36,7 +35,7 @@ import (
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/service"
 	"portal/internal/controllers/audit"
-	"portal/internal/pki"
+	"portal/internal/ensure"
 	"portal/internal/store"
 )
 
@@ -51,10 +50,17 @@ type Server struct {
 	book      *alloc.Book
 	tracker   *tracker
 	listener  net.Listener
-	authority *pki.Authority
+	certs     *certificates
 	// core and networking code objects as they are stored.
 	core, networking runtime.Codec
 	guards           *guards
+
+	// ranges are the cluster's own, once they have been read.
+	ranges      atomic.Pointer[[]netip.Prefix]
+	loop        *ensure.Loop
+	otherRanges sync.Once
+	systemMu    sync.Mutex
+	systemErrs  map[string]string
 }
 
 // New opens the store, binds the address and builds the API. The caller must Run the server, or Close it.
@@ -66,7 +72,8 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
-	s := &Server{opts: c}
+	registerMetrics()
+	s := &Server{opts: c, systemErrs: map[string]string{}}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -80,10 +87,7 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 	if s.store, err = store.Open(ctx, c.Store); err != nil {
 		return nil, err
 	}
-	if s.authority, err = pki.Open(filepath.Join(c.DataDir, "pki")); err != nil {
-		return nil, err
-	}
-	if err := s.writeKubeconfig(); err != nil {
+	if err := s.openCertificates(ctx); err != nil {
 		return nil, err
 	}
 	if err := s.build(); err != nil {
@@ -149,6 +153,7 @@ func (s *Server) build() error {
 	if s.generic, err = config.Complete(s.factory).New("portal", genericserver.NewEmptyDelegate()); err != nil {
 		return err
 	}
+	s.Handle(CertificatesPath, s.certs)
 	return s.install(scheme, codecs, getter, resources)
 }
 
@@ -194,6 +199,7 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 		return nil, err
 	}
 	s.client = client
+	s.loop = ensure.New(s.reportSystem, s.system()...)
 	s.factory = informers.NewSharedInformerFactory(client, 0)
 	s.guards = newGuards()
 	if config.AdmissionControl, err = s.guards.chain(s.factory, s.opts.DenyExternalIPs); err != nil {
@@ -209,34 +215,26 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 
 // secure sets up the certificates, who is let in and what they may do.
 func (s *Server) secure(config *genericserver.Config) error {
-	pair, err := s.authority.Server("server", pki.Subject{Name: "portal-server", Hosts: s.hosts()})
-	if err != nil {
-		return err
-	}
 	serving := serveroptions.NewSecureServingOptions()
 	serving.Listener = s.listener
 	serving.BindPort = int(s.opts.port)
 	serving.BindAddress = s.listener.Addr().(*net.TCPAddr).IP
-	cert, err := dynamiccertificates.NewStaticCertKeyContent("server", pair.Cert, pair.Key)
-	if err != nil {
-		return err
-	}
-	serving.ServerCert.GeneratedCert = cert
+	serving.ServerCert.GeneratedCert = servingCertificate{s.certs}
 	if err := serving.WithLoopback().ApplyTo(&config.SecureServing, &config.LoopbackClientConfig); err != nil {
 		return err
 	}
-	if config.SecureServing.ClientCA, err = dynamiccertificates.NewStaticCAContent("client-ca", s.authority.PEM); err != nil {
-		return err
-	}
+	config.SecureServing.ClientCA = clientAuthority{s.certs}
 	config.ExternalAddress = net.JoinHostPort(s.listener.Addr().(*net.TCPAddr).IP.String(), strconv.Itoa(int(s.opts.port)))
 	if s.opts.advertise.IsValid() {
 		config.PublicAddress = s.opts.advertise.AsSlice()
 	} else {
 		config.PublicAddress = net.IPv4(127, 0, 0, 1)
 	}
-	if config.Authentication.Authenticator, err = newAuthenticator(s.authority.PEM, s.opts.TokenFile); err != nil {
+	who, err := newAuthenticator(clientAuthority{s.certs}.VerifyOptions, s.opts.TokenFile)
+	if err != nil {
 		return err
 	}
+	config.Authentication.Authenticator = who
 	config.Authorization.Authorizer = mastersOnly{}
 	config.RuleResolver = mastersOnly{}
 	genericserver.AuthorizeClientBearerToken(config.LoopbackClientConfig, &config.Authentication, &config.Authorization)
@@ -332,6 +330,7 @@ func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 	var follow sync.WaitGroup
 	follow.Go(func() { s.tracker.run(background, revision) })
 	follow.Go(func() { reportAllocation(background, s.book) })
+	follow.Go(func() { s.certs.run(background) })
 	s.generic.AddPostStartHookOrDie("portal-bootstrap", func(hook genericserver.PostStartHookContext) error {
 		return s.bootstrap(hook)
 	})
@@ -387,7 +386,10 @@ func (s *Server) afterReady(ctx context.Context, fail context.CancelCauseFunc, h
 		return
 	}
 	var group sync.WaitGroup
-	group.Go(func() { newMembership(s).run(ctx) })
+	members := newMembership(s)
+	group.Go(func() { members.run(ctx) })
+	group.Go(func() { s.loop.Run(ctx) })
+	group.Go(func() { ensure.New(s.reportSystem, s.endpointsOf(members)...).Run(ctx) })
 	group.Go(func() {
 		if err := hooks.Work(ctx); err != nil && ctx.Err() == nil {
 			fail(err)

@@ -1,204 +1,231 @@
-// Package pki makes and keeps the certificates of a Portal server: an authority, the server's own certificate and the
-// administrator's. It knows nothing of what they are used for.
+// Package pki creates, keeps and renews the certificates of a Portal server: a certificate authority (CA), and what it
+// signs. It knows nothing of what they are used for.
 package pki
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 )
 
-const (
-	authorityLife   = 10 * 365 * 24 * time.Hour
-	certificateLife = 365 * 24 * time.Hour
-	// renewBefore is how long before its end a certificate is made anew, at the next start.
-	renewBefore = 30 * 24 * time.Hour
-)
+// Lifetimes say how long what is issued from now on is valid. A certificate is renewed after two thirds of its life.
+type Lifetimes struct{ Authority, Certificate time.Duration }
 
-// Authority signs certificates. Its files are ca.crt and ca.key.
+// DefaultLifetimes are ten years for the CA and one year for what it signs.
+func DefaultLifetimes() Lifetimes {
+	return Lifetimes{Authority: 10 * 365 * 24 * time.Hour, Certificate: 365 * 24 * time.Hour}
+}
+
+// Authority is a CA. Its files are ca.crt, which holds every CA certificate to trust, ca.key, and after a rotation
+// ca-cross.crt: the new CA's key signed by the CA before it, by which clients that know only the old one trust the new.
 type Authority struct {
 	dir  string
+	life Lifetimes
+
+	mu   sync.Mutex
 	cert *x509.Certificate
 	key  crypto.Signer
-	// PEM is the authority's certificate, for those who trust it.
-	PEM []byte
+	// earlier are CAs that signed before and have not expired; peers are those of other servers of the same cluster.
+	earlier, peers []*x509.Certificate
+	cross          *x509.Certificate
 }
 
 // Pair is a certificate and its key, both PEM.
 type Pair struct{ Cert, Key []byte }
 
-// Subject says whose a certificate is and what for.
-type Subject struct {
-	Name          string
-	Organizations []string
-	// Hosts are names and addresses that a server's certificate stands for; a client's has none.
-	Hosts []string
-}
-
-// Open reads the authority in a folder, or makes it.
-func Open(dir string) (*Authority, error) {
+// Open reads the CA in a folder, or creates it.
+func Open(dir string, life Lifetimes) (*Authority, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("certificates: %w", err)
 	}
-	pair, err := read(dir, "ca")
+	a := &Authority{dir: dir, life: life}
+	bundle, err := os.ReadFile(a.file("ca.crt"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return create(dir)
+		return a, a.create()
 	}
 	if err != nil {
 		return nil, err
 	}
-	cert, key, err := parse(pair)
-	if err != nil {
+	if err := a.load(bundle); err != nil {
 		return nil, fmt.Errorf("certificate authority in %s: %w", dir, err)
 	}
-	if time.Now().After(cert.NotAfter) {
-		return nil, fmt.Errorf("the certificate authority in %s ended on %s: remove ca.crt and ca.key to have a new one made, "+
-			"and give every client the new kubeconfig", dir, cert.NotAfter.Format(time.DateOnly))
+	if !time.Now().Before(a.cert.NotAfter) {
+		_, err = a.Rotate(true)
 	}
-	return &Authority{dir: dir, cert: cert, key: key, PEM: pair.Cert}, nil
+	return a, err
 }
 
-func create(dir string) (*Authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	template, err := certificate("portal-ca", authorityLife)
-	if err != nil {
-		return nil, err
-	}
-	template.IsCA = true
-	template.BasicConstraintsValid = true
-	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, err
-	}
-	pair, err := encode(der, key)
-	if err != nil {
-		return nil, err
-	}
-	if err := write(dir, "ca", pair); err != nil {
-		return nil, err
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, err
-	}
-	return &Authority{dir: dir, cert: cert, key: key, PEM: pair.Cert}, nil
-}
+func (a *Authority) file(name string) string { return filepath.Join(a.dir, name) }
 
-// Server gives the certificate name.crt of a server, made anew if it is missing, soon ends, was signed by another
-// authority or does not stand for all the hosts.
-func (a *Authority) Server(name string, s Subject) (Pair, error) {
-	return a.keep(name, s, x509.ExtKeyUsageServerAuth)
-}
-
-// Client gives the certificate name.crt of a client, made anew if it is missing, soon ends or was signed by another
-// authority.
-func (a *Authority) Client(name string, s Subject) (Pair, error) {
-	return a.keep(name, s, x509.ExtKeyUsageClientAuth)
-}
-
-func (a *Authority) keep(name string, s Subject, usage x509.ExtKeyUsage) (Pair, error) {
-	if pair, err := read(a.dir, name); err == nil {
-		if cert, _, err := parse(pair); err == nil && a.stillGood(cert, s) {
-			return pair, nil
-		}
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+// load finds the certificate that belongs to ca.key, which signs; the others are only trusted.
+func (a *Authority) load(bundle []byte) error {
+	key, err := os.ReadFile(a.file("ca.key"))
 	if err != nil {
-		return Pair{}, err
+		return fmt.Errorf("ca.crt has no readable key: %v", err)
 	}
-	template, err := certificate(s.Name, certificateLife)
-	if err != nil {
-		return Pair{}, err
-	}
-	template.Subject.Organization = s.Organizations
-	template.KeyUsage = x509.KeyUsageDigitalSignature
-	template.ExtKeyUsage = []x509.ExtKeyUsage{usage}
-	for _, host := range s.Hosts {
-		if ip := net.ParseIP(host); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, host)
-		}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
-	if err != nil {
-		return Pair{}, err
-	}
-	pair, err := encode(der, key)
-	if err != nil {
-		return Pair{}, err
-	}
-	return pair, write(a.dir, name, pair)
-}
-
-func (a *Authority) stillGood(cert *x509.Certificate, s Subject) bool {
-	if cert.CheckSignatureFrom(a.cert) != nil || time.Until(cert.NotAfter) < renewBefore || cert.Subject.CommonName != s.Name {
-		return false
-	}
-	return !slices.ContainsFunc(s.Hosts, func(host string) bool { return cert.VerifyHostname(host) != nil })
-}
-
-func certificate(name string, life time.Duration) (*x509.Certificate, error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, err
-	}
-	now := time.Now()
-	return &x509.Certificate{
-		SerialNumber: serial,
-		Subject:      pkix.Name{CommonName: name},
-		// Machines' clocks differ: a certificate that is valid a little earlier spares a puzzle.
-		NotBefore: now.Add(-time.Hour),
-		NotAfter:  now.Add(life),
-	}, nil
-}
-
-func encode(der []byte, key *ecdsa.PrivateKey) (Pair, error) {
-	raw, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		return Pair{}, err
-	}
-	return Pair{
-		Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		Key:  pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: raw}),
-	}, nil
-}
-
-func read(dir, name string) (Pair, error) {
-	cert, err := os.ReadFile(filepath.Join(dir, name+".crt"))
-	if err != nil {
-		return Pair{}, err
-	}
-	key, err := os.ReadFile(filepath.Join(dir, name+".key"))
-	if err != nil {
-		return Pair{}, fmt.Errorf("%s has %s.crt but no readable key: %v", dir, name, err) // not "neither is there"
-	}
-	return Pair{Cert: cert, Key: key}, nil
-}
-
-// write keeps the key before the certificate: a certificate without its key would stop the next start.
-func write(dir, name string, pair Pair) error {
-	if err := WriteFile(filepath.Join(dir, name+".key"), pair.Key, 0o600); err != nil {
+	if a.key, err = parseKey(key); err != nil {
 		return err
 	}
-	return WriteFile(filepath.Join(dir, name+".crt"), pair.Cert, 0o644)
+	all, err := ParseCertificates(bundle)
+	if err != nil {
+		return err
+	}
+	for _, cert := range all {
+		if a.cert == nil && samePublicKey(cert, a.key.Public()) {
+			a.cert = cert
+		} else {
+			a.earlier = append(a.earlier, cert)
+		}
+	}
+	if a.cert == nil {
+		return errors.New("ca.key does not belong to any certificate in ca.crt")
+	}
+	if data, err := os.ReadFile(a.file("ca-cross.crt")); err == nil {
+		if cross, err := ParseCertificates(data); err == nil && samePublicKey(cross[0], a.key.Public()) {
+			a.cross = cross[0]
+		}
+	}
+	return nil
+}
+
+// create makes the first CA. The key is written first: a certificate without its key would stop the next start.
+func (a *Authority) create() error {
+	cert, key, err := a.newAuthority()
+	if err != nil {
+		return err
+	}
+	a.cert, a.key = cert, key
+	if err := a.writeKey(key); err != nil {
+		return err
+	}
+	return a.writeBundle()
+}
+
+func (a *Authority) newAuthority() (*x509.Certificate, *ecdsa.PrivateKey, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	template, err := authorityTemplate(a.life.Authority)
+	if err != nil {
+		return nil, nil, err
+	}
+	cert, err := sign(template, template, key.Public(), key)
+	return cert, key, err
+}
+
+// Rotate replaces the CA when two thirds of its life are over, or at once with force, and says whether it did. The one
+// before stays trusted until it expires.
+func (a *Authority) Rotate(force bool) (bool, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	kept := slices.DeleteFunc(slices.Clone(a.earlier), func(c *x509.Certificate) bool { return !now.Before(c.NotAfter) })
+	pruned := len(kept) < len(a.earlier)
+	a.earlier = kept
+	if !force && now.Before(RenewAt(a.cert)) {
+		if pruned {
+			return false, a.writeBundle()
+		}
+		return false, nil
+	}
+	cert, key, err := a.newAuthority()
+	if err != nil {
+		return false, err
+	}
+	next := &Authority{dir: a.dir, life: a.life, cert: cert, key: key, earlier: a.earlier}
+	if now.Before(a.cert.NotAfter) {
+		next.earlier = append([]*x509.Certificate{a.cert}, a.earlier...)
+		if next.cross, err = crossSign(cert, key, a.cert, a.key); err != nil {
+			return false, err
+		}
+	}
+	// The key is written last: until then the old key and its certificate, which is still in the bundle, remain in force.
+	if err := errors.Join(next.writeBundle(), next.writeCross(), next.writeKey(key)); err != nil {
+		return false, err
+	}
+	a.cert, a.key, a.cross, a.earlier = next.cert, next.key, next.cross, next.earlier
+	return true, nil
+}
+
+// crossSign is the certificate of a new CA's key by the old CA, valid as long as the old one.
+func crossSign(cert *x509.Certificate, key *ecdsa.PrivateKey, old *x509.Certificate, oldKey crypto.Signer) (*x509.Certificate, error) {
+	template, err := authorityTemplate(time.Until(old.NotAfter))
+	if err != nil {
+		return nil, err
+	}
+	template.Subject, template.SubjectKeyId, template.NotAfter = cert.Subject, cert.SubjectKeyId, old.NotAfter
+	return sign(template, old, key.Public(), oldKey)
+}
+
+// SetPeers replaces the CAs of other servers of the cluster, which are trusted as well.
+func (a *Authority) SetPeers(certs []*x509.Certificate) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.peers = certs
+}
+
+// Own are this server's CA certificates, the one that signs first.
+func (a *Authority) Own() []*x509.Certificate {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return append([]*x509.Certificate{a.cert}, a.earlier...)
+}
+
+// Trusted are all CA certificates that have not expired: this server's own, the one that signs first, and its peers'.
+func (a *Authority) Trusted() []*x509.Certificate {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	var out []*x509.Certificate
+	for _, cert := range slices.Concat([]*x509.Certificate{a.cert}, a.earlier, a.peers) {
+		if now.Before(cert.NotAfter) && !slices.ContainsFunc(out, cert.Equal) {
+			out = append(out, cert)
+		}
+	}
+	return out
+}
+
+// Bundle is what Trusted gives, in PEM.
+func (a *Authority) Bundle() []byte { return EncodeCertificates(a.Trusted()...) }
+
+// RenewAt is when a certificate should be replaced: after two thirds of its life.
+func RenewAt(cert *x509.Certificate) time.Time {
+	return cert.NotBefore.Add(cert.NotAfter.Sub(cert.NotBefore) / 3 * 2)
+}
+
+func (a *Authority) writeKey(key *ecdsa.PrivateKey) error {
+	data, err := encodeKey(key)
+	if err != nil {
+		return err
+	}
+	return WriteFile(a.file("ca.key"), data, 0o600)
+}
+
+func (a *Authority) writeBundle() error {
+	return WriteFile(a.file("ca.crt"), EncodeCertificates(append([]*x509.Certificate{a.cert}, a.earlier...)...), 0o644)
+}
+
+func (a *Authority) writeCross() error {
+	if a.cross == nil {
+		if err := os.Remove(a.file("ca-cross.crt")); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	return WriteFile(a.file("ca-cross.crt"), EncodeCertificates(a.cross), 0o644)
 }
 
 // WriteFile replaces a file in one step, so that a reader never sees half of it and a crash never leaves half.
@@ -216,29 +243,66 @@ func WriteFile(path string, data []byte, mode fs.FileMode) error {
 
 func second(_ int, err error) error { return err }
 
-func parse(pair Pair) (*x509.Certificate, crypto.Signer, error) {
-	block, _ := pem.Decode(pair.Cert)
-	if block == nil {
-		return nil, nil, errors.New("the certificate is not PEM")
+// EncodeCertificates writes certificates as PEM, one after the other.
+func EncodeCertificates(certs ...*x509.Certificate) []byte {
+	var out bytes.Buffer
+	for _, cert := range certs {
+		_ = pem.Encode(&out, &pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
+	return out.Bytes()
+}
+
+// ParseCertificates reads PEM with one certificate or more.
+func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
+	var out []*x509.Certificate
+	for {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, cert)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("the certificate is not PEM")
+	}
+	return out, nil
+}
+
+func samePublicKey(cert *x509.Certificate, key crypto.PublicKey) bool {
+	public, ok := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
+	return ok && public.Equal(key)
+}
+
+func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
+	raw, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	block, _ = pem.Decode(pair.Key)
+	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: raw}), nil
+}
+
+func parseKey(data []byte) (crypto.Signer, error) {
+	block, _ := pem.Decode(data)
 	if block == nil {
-		return nil, nil, errors.New("the key is not PEM")
+		return nil, errors.New("the key is not PEM")
 	}
 	if key, err := x509.ParseECPrivateKey(block.Bytes); err == nil {
-		return cert, key, nil
+		return key, nil
 	}
 	any, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
-		return nil, nil, errors.New("the key is neither EC nor PKCS#8")
+		return nil, errors.New("the key is neither EC nor PKCS#8")
 	}
 	key, ok := any.(crypto.Signer)
 	if !ok {
-		return nil, nil, errors.New("the key cannot sign")
+		return nil, errors.New("the key cannot sign")
 	}
-	return cert, key, nil
+	return key, nil
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func leaf(t *testing.T, pair Pair) *x509.Certificate {
@@ -22,29 +23,29 @@ func leaf(t *testing.T, pair Pair) *x509.Certificate {
 
 func TestCertificatesAreKeptWhileTheyAreGood(t *testing.T) {
 	dir := t.TempDir()
-	ca, err := Open(dir)
+	ca, err := Open(dir, DefaultLifetimes())
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := ca.Server("server", Subject{Name: "s", Hosts: []string{"localhost", "127.0.0.1"}})
+	first, _, err := ca.Issue(Request{File: "server", Name: "s", Hosts: []string{"localhost", "127.0.0.1"}}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := tls.X509KeyPair(first.Cert, first.Key); err != nil {
 		t.Fatalf("certificate and key don't belong together: %v", err)
 	}
-	ca, err = Open(dir)
+	ca, err = Open(dir, DefaultLifetimes())
 	if err != nil {
 		t.Fatal(err)
 	}
-	same, err := ca.Server("server", Subject{Name: "s", Hosts: []string{"127.0.0.1"}})
+	same, _, err := ca.Issue(Request{File: "server", Name: "s", Hosts: []string{"127.0.0.1"}}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if string(same.Cert) != string(first.Cert) {
 		t.Error("a certificate that was still good was replaced")
 	}
-	more, err := ca.Server("server", Subject{Name: "s", Hosts: []string{"localhost", "10.96.0.1"}})
+	more, _, err := ca.Issue(Request{File: "server", Name: "s", Hosts: []string{"localhost", "10.96.0.1"}}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,7 @@ func TestCertificatesAreKeptWhileTheyAreGood(t *testing.T) {
 		t.Errorf("a new host is not in the certificate: %v", err)
 	}
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca.PEM)
+	roots.AppendCertsFromPEM(ca.Bundle())
 	if _, err := leaf(t, more).Verify(x509.VerifyOptions{Roots: roots, DNSName: "localhost"}); err != nil {
 		t.Errorf("the authority's own certificate is not trusted: %v", err)
 	}
@@ -60,11 +61,11 @@ func TestCertificatesAreKeptWhileTheyAreGood(t *testing.T) {
 
 func TestKeysAreForTheirOwnerOnly(t *testing.T) {
 	dir := t.TempDir()
-	ca, err := Open(dir)
+	ca, err := Open(dir, DefaultLifetimes())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ca.Client("admin", Subject{Name: "a", Organizations: []string{"o"}}); err != nil {
+	if _, _, err := ca.Issue(Request{File: "admin", Name: "a", Organizations: []string{"o"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"ca.key", "admin.key"} {
@@ -80,11 +81,11 @@ func TestKeysAreForTheirOwnerOnly(t *testing.T) {
 
 func TestAnotherAuthorityReplacesCertificates(t *testing.T) {
 	dir := t.TempDir()
-	ca, err := Open(dir)
+	ca, err := Open(dir, DefaultLifetimes())
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, err := ca.Client("admin", Subject{Name: "a"})
+	old, _, err := ca.Issue(Request{File: "admin", Name: "a"}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,15 +94,124 @@ func TestAnotherAuthorityReplacesCertificates(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if ca, err = Open(dir); err != nil {
+	if ca, err = Open(dir, DefaultLifetimes()); err != nil {
 		t.Fatal(err)
 	}
-	replaced, err := ca.Client("admin", Subject{Name: "a"})
+	replaced, _, err := ca.Issue(Request{File: "admin", Name: "a"}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if string(old.Cert) == string(replaced.Cert) {
 		t.Error("a certificate of an authority that is gone was kept")
+	}
+}
+
+// verify checks a server's chain as a client does that trusts only the given CAs.
+func verify(pair Pair, roots ...*x509.Certificate) error {
+	chain, err := ParseCertificates(pair.Cert)
+	if err != nil {
+		return err
+	}
+	pool, between := x509.NewCertPool(), x509.NewCertPool()
+	for _, root := range roots {
+		pool.AddCert(root)
+	}
+	for _, cert := range chain[1:] {
+		between.AddCert(cert)
+	}
+	_, err = chain[0].Verify(x509.VerifyOptions{Roots: pool, Intermediates: between, DNSName: "localhost"})
+	return err
+}
+
+// TestRotatedAuthorityIsTrustedByOldAndNewClients: those that know only the old CA trust what the new one signed, and those
+// that know only the new one do too; a restart changes nothing.
+func TestRotatedAuthorityIsTrustedByOldAndNewClients(t *testing.T) {
+	dir := t.TempDir()
+	ca, err := Open(dir, DefaultLifetimes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := Request{File: "server", Name: "s", Hosts: []string{"localhost"}}
+	before, _, err := ca.Issue(request, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := ca.Own()[0]
+	if rotated, err := ca.Rotate(false); err != nil || rotated {
+		t.Fatalf("a young CA was rotated: %v %v", rotated, err)
+	}
+	if rotated, err := ca.Rotate(true); err != nil || !rotated {
+		t.Fatalf("rotated: %v %v", rotated, err)
+	}
+	for _, when := range []string{"at once", "after a restart"} {
+		own := ca.Own()
+		if len(own) != 2 || !own[1].Equal(old) || own[0].Equal(old) {
+			t.Fatalf("%s: the CAs are %v", when, own)
+		}
+		after, _, err := ca.Issue(request, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(after.Cert) == string(before.Cert) {
+			t.Errorf("%s: the certificate is still the old CA's", when)
+		}
+		for who, root := range map[string]*x509.Certificate{"the old CA": old, "the new CA": own[0]} {
+			if err := verify(after, root); err != nil {
+				t.Errorf("%s: a client that knows only %s: %v", when, who, err)
+			}
+		}
+		if ca, err = Open(dir, DefaultLifetimes()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestInterruptedRotationKeepsTheOldAuthority: a crash after the bundle was written and before the key was.
+func TestInterruptedRotationKeepsTheOldAuthority(t *testing.T) {
+	dir := t.TempDir()
+	ca, err := Open(dir, DefaultLifetimes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := ca.Own()[0]
+	key, err := os.ReadFile(filepath.Join(dir, "ca.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ca.Rotate(true); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ca.key"), key, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if ca, err = Open(dir, DefaultLifetimes()); err != nil {
+		t.Fatal(err)
+	}
+	if !ca.Own()[0].Equal(old) {
+		t.Error("the certificate that belongs to ca.key does not sign")
+	}
+	pair, _, err := ca.Issue(Request{File: "server", Name: "s", Hosts: []string{"localhost"}}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := verify(pair, old); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestExpiredAuthorityIsReplaced: a server that was off for longer than its CA lived starts.
+func TestExpiredAuthorityIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	ca, err := Open(dir, Lifetimes{Authority: time.Nanosecond, Certificate: time.Nanosecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := ca.Own()[0]
+	if ca, err = Open(dir, DefaultLifetimes()); err != nil {
+		t.Fatal(err)
+	}
+	if trusted := ca.Trusted(); len(trusted) != 1 || trusted[0].Equal(old) {
+		t.Errorf("trusted are %v", trusted)
 	}
 }
 
@@ -112,13 +222,13 @@ func TestBrokenAuthorityIsNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), dir) {
+	if _, err := Open(dir, DefaultLifetimes()); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("got %v, want an error that names the folder", err)
 	}
 	if err := os.Remove(filepath.Join(dir, "ca.key")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "key") {
+	if _, err := Open(dir, DefaultLifetimes()); err == nil || !strings.Contains(err.Error(), "key") {
 		t.Errorf("got %v, want an error about the missing key", err)
 	}
 }

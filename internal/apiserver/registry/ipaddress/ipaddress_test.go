@@ -12,7 +12,7 @@ import (
 )
 
 func rulesOf(t testing.TB) *registrytest.Rules {
-	return registrytest.For(t, New(), networkingv1.AddToScheme)
+	return registrytest.For(t, New(nil), networkingv1.AddToScheme)
 }
 
 // claim is a Service's on an address, changed.

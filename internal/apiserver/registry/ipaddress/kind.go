@@ -3,6 +3,7 @@ package ipaddress
 
 import (
 	"context"
+	"net/netip"
 	"strings"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -21,8 +22,9 @@ import (
 
 var atParent = field.NewPath("spec", "parentRef")
 
-// New describes IPAddresses.
-func New() *registry.Kind[networkingv1.IPAddress, *networkingv1.IPAddress] {
+// New describes IPAddresses. reserved are the addresses that only the API's own Service can claim, which it does without
+// creating the object by a request; nil reserves none.
+func New(reserved func(netip.Addr) bool) *registry.Kind[networkingv1.IPAddress, *networkingv1.IPAddress] {
 	return &registry.Kind[networkingv1.IPAddress, *networkingv1.IPAddress]{
 		Served: networkingv1.SchemeGroupVersion,
 		Plural: "ipaddresses", Singular: "ipaddress", KindName: "IPAddress",
@@ -30,7 +32,9 @@ func New() *registry.Kind[networkingv1.IPAddress, *networkingv1.IPAddress] {
 		ClusterScoped: true,
 		NewList:       func() runtime.Object { return &networkingv1.IPAddressList{} },
 		ValidName:     validName,
-		Validate:      validateCreate,
+		Validate: func(_ context.Context, ip *networkingv1.IPAddress) field.ErrorList {
+			return append(validateCreate(ip), validateReserved(ip, reserved)...)
+		},
 		Columns: []registry.Column[networkingv1.IPAddress]{
 			{Name: "ParentRef", Description: networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"],
 				Cell: func(ip *networkingv1.IPAddress) any { return parent(ip.Spec.ParentRef) }},
@@ -54,8 +58,17 @@ func validName(name string, _ bool) []string {
 	return complaints
 }
 
-func validateCreate(_ context.Context, ip *networkingv1.IPAddress) field.ErrorList {
+func validateCreate(ip *networkingv1.IPAddress) field.ErrorList {
 	return append(rules.Finalizers(ip), validateParent(ip.Spec.ParentRef)...)
+}
+
+func validateReserved(ip *networkingv1.IPAddress, reserved func(netip.Addr) bool) field.ErrorList {
+	addr, err := netip.ParseAddr(ip.Name)
+	if reserved == nil || err != nil || !reserved(addr) {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), ip.Name,
+		"is reserved for the Service kubernetes in the namespace default")}
 }
 
 func validateParent(ref *networkingv1.ParentReference) field.ErrorList {

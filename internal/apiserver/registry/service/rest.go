@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/dryrun"
@@ -25,6 +26,8 @@ type Allocation struct {
 	Book *alloc.Book
 	// Families are the address families of the cluster; the first is the default.
 	Families []corev1.IPFamily
+	// Reserved says that an address is for the kubernetes Service only; nil reserves none.
+	Reserved func(netip.Addr) bool
 	// Claimed asks the store whether a claim is held, for requests that store nothing themselves.
 	Claimed func(ctx context.Context, key string) (bool, error)
 	// Refresh makes the book hear of everything at once, before it says that a range is full.
@@ -148,11 +151,23 @@ func allocate(ctx context.Context, obj, old *corev1.Service) (registry.FinishFun
 func (c *choice) Families() []corev1.IPFamily { return c.allocation.Families }
 
 func (c *choice) Address(family corev1.IPFamily) (string, error) {
-	addr, err := c.hold.Address(family == corev1.IPv6Protocol)
-	if err != nil {
-		return "", c.noteFull(err)
+	for {
+		addr, err := c.hold.Address(family == corev1.IPv6Protocol)
+		if err != nil {
+			return "", c.noteFull(err)
+		}
+		if !c.reserved(addr) { // else the request holds it from here on, and gets another
+			return addr.String(), nil
+		}
 	}
-	return addr.String(), nil
+}
+
+// reserved says that this request may not have an address: it is kept for the Service of the API itself.
+func (c *choice) reserved(addr netip.Addr) bool {
+	if c.allocation.Reserved == nil || !c.allocation.Reserved(addr) {
+		return false
+	}
+	return c.last.Name != "kubernetes" || genericrequest.NamespaceValue(c.ctx) != metav1.NamespaceDefault
 }
 
 func (c *choice) TakeAddress(_ corev1.IPFamily, ip string) error {
@@ -162,6 +177,9 @@ func (c *choice) TakeAddress(_ corev1.IPFamily, ip string) error {
 	}
 	if err := c.hold.CheckAddress(addr); err != nil {
 		return err
+	}
+	if c.reserved(addr) {
+		return errors.New("it is reserved for the Service kubernetes in the namespace default")
 	}
 	return c.checkFree(addressKey(addr))
 }

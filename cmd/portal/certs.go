@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+
+	"portal/internal/apiserver"
+	"portal/internal/pki"
+)
+
+type certsOptions struct {
+	kubeconfig string
+	dataDir    string
+	output     string
+}
+
+// renewable are the certificates that can be renewed by name.
+var renewable = []string{"ca", "server", "admin"}
+
+func newCertsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "certs",
+		Short: "List and renew the certificates of a server",
+		Long: "A server renews its certificates by itself after two thirds of their life, without a restart. These commands show\n" +
+			"them, and renew them at once.",
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newCertsListCommand(), newCertsRenewCommand())
+	return cmd
+}
+
+func newCertsListCommand() *cobra.Command {
+	var o certsOptions
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "The certificates of a server, until when they are valid and when they will be renewed",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			list, err := o.list(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return o.print(cmd.OutOrStdout(), list)
+		},
+	}
+	o.addFlags(cmd)
+	cmd.Flags().StringVar(&o.dataDir, "data-dir", "", "read the files in a server's data folder instead of asking the server")
+	return cmd
+}
+
+func newCertsRenewCommand() *cobra.Command {
+	var o certsOptions
+	cmd := &cobra.Command{
+		Use:   "renew [ca|server|admin]...",
+		Short: "Renew certificates of a running server at once: those named, or server and admin",
+		Long: "Renews certificates of a running server at once. A renewed CA signs from then on; the one before stays trusted until\n" +
+			"it expires. admin.kubeconfig is rewritten, so programs that have a copy of it need the new one before the old expires.",
+		ValidArgs: renewable,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			for _, name := range names {
+				if !slices.Contains(renewable, name) {
+					return usageError{fmt.Errorf("certs renew %q: must be ca, server or admin", name)}
+				}
+			}
+			if len(names) == 0 {
+				names = []string{"server", "admin"}
+			}
+			list, err := o.ask(cmd.Context(), "POST", names)
+			if err != nil {
+				return err
+			}
+			return o.print(cmd.OutOrStdout(), list)
+		},
+	}
+	o.addFlags(cmd)
+	return cmd
+}
+
+func (o *certsOptions) addFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
+	cmd.Flags().StringVarP(&o.output, "output", "o", "", "json for programs")
+}
+
+func (o *certsOptions) validate() error {
+	if o.output != "" && o.output != "json" {
+		return usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
+	}
+	return nil
+}
+
+func (o *certsOptions) list(ctx context.Context) ([]pki.Info, error) {
+	if o.dataDir != "" {
+		list, err := pki.List(filepath.Join(o.dataDir, "pki"))
+		if err != nil {
+			return nil, fmt.Errorf("--data-dir %s: %w", o.dataDir, err)
+		}
+		return list, nil
+	}
+	return o.ask(ctx, "GET", nil)
+}
+
+// ask sends a request about certificates to the server.
+func (o *certsOptions) ask(ctx context.Context, verb string, names []string) ([]pki.Info, error) {
+	config, err := apiConfig(o.kubeconfig)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+	client, err := rest.UnversionedRESTClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	request := client.Verb(verb).AbsPath(apiserver.CertificatesPath)
+	for _, name := range names {
+		request = request.Param("name", name)
+	}
+	body, err := request.Do(ctx).Raw()
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("the server at %s has no %s: it is not Portal's", config.Host, apiserver.CertificatesPath)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask %s about its certificates: %w", config.Host, err)
+	}
+	var list []pki.Info
+	if err := json.Unmarshal(body, &list); err != nil {
+		return nil, fmt.Errorf("the answer of %s is no list of certificates: %w", config.Host, err)
+	}
+	return list, nil
+}
+
+func (o *certsOptions) print(out io.Writer, list []pki.Info) error {
+	if o.output == "json" {
+		encoder := json.NewEncoder(out)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(list)
+	}
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "NAME\tSUBJECT\tISSUER\tVALID UNTIL\tRENEWED AT")
+	for _, info := range list {
+		renewed := "-"
+		if info.RenewAt != nil {
+			renewed = info.RenewAt.Local().Format(time.DateTime)
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", info.Name, info.Subject, info.Issuer, info.Until.Local().Format(time.DateTime), renewed)
+	}
+	return table.Flush()
+}
