@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
-	"portal/internal/controllers/audit"
+	"portal/internal/audit"
 )
 
 type auditOptions struct {

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"portal/internal/controllers/audit"
+	"portal/internal/audit"
 )
 
 // auditServer answers with reports as Portal's server does, or not at all, and gives a kubeconfig for it.

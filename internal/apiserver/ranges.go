@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	genericserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/tools/cache"
+
+	"portal/internal/servicerange"
 )
 
 // clusterRanges are those of the default ServiceCIDR: those of the flags until it has been read, and the last that were
@@ -64,7 +66,7 @@ func (s *Server) followServiceCIDRs(hook genericserver.PostStartHookContext, fir
 func ownRanges(list []*networkingv1.ServiceCIDR) []netip.Prefix {
 	for _, cidr := range list {
 		if cidr.Name == defaultName {
-			return prefixes(cidr)
+			return servicerange.Prefixes(cidr)
 		}
 	}
 	return nil
@@ -88,20 +90,10 @@ func usableRanges(list []*networkingv1.ServiceCIDR, own []netip.Prefix) []netip.
 		if cidr.DeletionTimestamp != nil || meta.IsStatusConditionFalse(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady) {
 			continue
 		}
-		for _, p := range prefixes(cidr) {
+		for _, p := range servicerange.Prefixes(cidr) {
 			if !slices.Contains(out, p) {
 				out = append(out, p)
 			}
-		}
-	}
-	return out
-}
-
-func prefixes(cidr *networkingv1.ServiceCIDR) []netip.Prefix {
-	var out []netip.Prefix
-	for _, text := range cidr.Spec.CIDRs {
-		if p, err := netip.ParsePrefix(text); err == nil {
-			out = append(out, p.Masked())
 		}
 	}
 	return out

@@ -34,23 +34,23 @@ import (
 	generated "portal/internal/apiserver/openapi"
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/service"
-	"portal/internal/controllers/audit"
+	"portal/internal/audit"
 	"portal/internal/ensure"
 	"portal/internal/store"
 )
 
 // Server is the API, ready to run.
 type Server struct {
-	opts      *completed
-	store     *store.Store
-	generic   *genericserver.GenericAPIServer
-	loopback  *restclient.Config
-	client    kubernetes.Interface
-	factory   informers.SharedInformerFactory
-	book      *alloc.Book
-	tracker   *tracker
-	listener  net.Listener
-	certs     *certificates
+	opts     *completed
+	store    *store.Store
+	generic  *genericserver.GenericAPIServer
+	loopback *restclient.Config
+	client   kubernetes.Interface
+	factory  informers.SharedInformerFactory
+	book     *alloc.Book
+	tracker  *tracker
+	listener net.Listener
+	certs    *certificates
 	// core and networking code objects as they are stored.
 	core, networking runtime.Codec
 	guards           *guards

@@ -13,7 +13,7 @@ import (
 
 	"portal/internal/apiserver"
 	"portal/internal/controllers"
-	"portal/internal/controllers/audit"
+	"portal/internal/audit"
 )
 
 // Options are those of the API server and of the controllers.

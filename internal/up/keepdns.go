@@ -58,4 +58,3 @@ func ignoreExists(err error) error {
 	}
 	return err
 }
-

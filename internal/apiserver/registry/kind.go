@@ -60,8 +60,8 @@ type Kind[T any, P Object[T]] struct {
 	PrepareCreate func(ctx context.Context, obj P)
 	PrepareUpdate func(ctx context.Context, obj, old P)
 
-	// Validate judges an object by itself; ValidateUpdate what an update may change. On an update both are asked.
-	// metadata is judged by the registry and is no concern of either.
+	// Validate judges a new object, whose metadata the registry has judged. ValidateUpdate alone judges an update, metadata
+	// included: what an object already holds is often not judged again. Without it updates are judged like new objects.
 	Validate       func(ctx context.Context, obj P) field.ErrorList
 	ValidateUpdate func(ctx context.Context, obj, old P) field.ErrorList
 

@@ -56,16 +56,10 @@ func (s strategy[T, P]) Validate(ctx context.Context, obj runtime.Object) field.
 }
 
 func (s strategy[T, P]) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	// Changes of metadata have been judged by then: the library does it for every resource.
-	o, before := obj.(P), old.(P)
-	var errs field.ErrorList
-	if s.kind.ValidateUpdate != nil {
-		errs = append(errs, s.kind.ValidateUpdate(ctx, o, before)...)
+	if s.kind.ValidateUpdate == nil {
+		return s.Validate(ctx, obj)
 	}
-	if s.kind.Validate != nil {
-		errs = append(errs, s.kind.Validate(ctx, o)...)
-	}
-	return errs
+	return s.kind.ValidateUpdate(ctx, obj.(P), old.(P))
 }
 
 func (s strategy[T, P]) WarningsOnCreate(ctx context.Context, obj runtime.Object) []string {

@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"portal/internal/controllers/queue"
+	"portal/internal/servicerange"
 )
 
 // Name is what --controllers calls it.
@@ -101,7 +102,7 @@ func (c *Controller) rangeChanged(obj any) {
 		return
 	}
 	c.queue.Add(queue.Key{Name: changed.Name})
-	prefixes := Prefixes(changed)
+	prefixes := servicerange.Prefixes(changed)
 	c.addDeleting(func(p netip.Prefix) bool { return slices.ContainsFunc(prefixes, p.Overlaps) })
 }
 
@@ -125,7 +126,7 @@ func (c *Controller) addDeleting(concerned func(netip.Prefix) bool) {
 		return
 	}
 	for _, cidr := range all {
-		if cidr.DeletionTimestamp != nil && slices.ContainsFunc(Prefixes(cidr), concerned) {
+		if cidr.DeletionTimestamp != nil && slices.ContainsFunc(servicerange.Prefixes(cidr), concerned) {
 			c.queue.Add(queue.Key{Name: cidr.Name})
 		}
 	}
@@ -181,17 +182,17 @@ func (c *Controller) needed(cidr *networkingv1.ServiceCIDR) (bool, error) {
 	var others []netip.Prefix
 	for _, other := range all {
 		if other.Name != cidr.Name && other.DeletionTimestamp == nil {
-			others = append(others, Prefixes(other)...)
+			others = append(others, servicerange.Prefixes(other)...)
 		}
 	}
 	used, err := c.addresses.List(allocated)
 	if err != nil {
 		return false, err
 	}
-	mine := Prefixes(cidr)
+	mine := servicerange.Prefixes(cidr)
 	return slices.ContainsFunc(used, func(object *networkingv1.IPAddress) bool {
 		addr, err := netip.ParseAddr(object.Name)
-		return err == nil && Covered(mine, addr) && !Covered(others, addr)
+		return err == nil && servicerange.Covered(mine, addr) && !servicerange.Covered(others, addr)
 	}), nil
 }
 

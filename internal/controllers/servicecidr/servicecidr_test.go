@@ -2,7 +2,6 @@ package servicecidr
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -223,18 +222,6 @@ func TestLife(t *testing.T) {
 		_, finalizers := ready()
 		return !slices.Contains(finalizers, Finalizer)
 	})
-}
-
-func TestCovered(t *testing.T) {
-	four, six := netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/112")
-	for text, want := range map[string]bool{
-		"10.1.0.0": false, "10.1.0.1": true, "10.1.0.254": true, "10.1.0.255": false, "10.1.1.1": false,
-		"fd00:1::": false, "fd00:1::1": true, "fd00:1::ffff": true, "fd00:1::1:0": false,
-	} {
-		if got := Covered([]netip.Prefix{four, six}, netip.MustParseAddr(text)); got != want {
-			t.Errorf("%s covered: %v, want %v", text, got, want)
-		}
-	}
 }
 
 func must(t *testing.T, err error) {

@@ -10,8 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -34,10 +32,7 @@ func New() registry.Resource {
 			},
 			registry.Age[corev1.ConfigMap](),
 		},
-		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.JudgeUpdates(store, validateUpdate)
-			return nil
-		},
+		ValidateUpdate: validateUpdate,
 	}
 }
 

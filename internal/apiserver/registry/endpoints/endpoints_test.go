@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
-	"portal/internal/apiserver/registry/endpoints/subsets"
 	"portal/internal/apiserver/registry/recorded"
 	"portal/internal/apiserver/registry/registrytest"
 )
@@ -159,7 +158,6 @@ func FuzzValidate(f *testing.F) {
 		}, {}}}
 		setDefaults(e)
 		validate(t.Context(), e)
-		e.Subsets = subsets.Repack(e.Subsets)
 		if len(e.Subsets) > 0 && len(validateSubsets(&corev1.Endpoints{Subsets: e.Subsets})) == 0 {
 			warnings(t.Context(), e, nil)
 		}

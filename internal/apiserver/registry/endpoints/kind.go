@@ -5,11 +5,8 @@ package endpoints
 import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
-	"portal/internal/apiserver/registry/rules"
 )
 
 // New describes Endpoints. The warning that they are deprecated comes from the library, by way of their Go type.
@@ -24,10 +21,7 @@ func New() *registry.Kind[corev1.Endpoints, *corev1.Endpoints] {
 		Warnings:       warnings,
 		Columns:        columns(),
 		CreateOnUpdate: true,
-		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.JudgeUpdates(store, validateUpdate)
-			return nil
-		},
+		ValidateUpdate: validateUpdate,
 	}
 }
 

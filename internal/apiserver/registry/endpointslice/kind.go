@@ -9,11 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
-	"portal/internal/apiserver/registry/rules"
 )
 
 // New describes EndpointSlices.
@@ -21,17 +18,14 @@ func New() *registry.Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice]
 	return &registry.Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice]{
 		Served: discoveryv1.SchemeGroupVersion,
 		Plural: "endpointslices", Singular: "endpointslice", KindName: "EndpointSlice",
-		NewList:       func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
-		Default:       setDefaults,
-		PrepareCreate: prepareCreate,
-		PrepareUpdate: prepareUpdate,
-		Validate:      validate,
-		Warnings:      warnings,
-		Columns:       columns(),
-		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.JudgeUpdates(store, validateUpdate)
-			return nil
-		},
+		NewList:        func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
+		Default:        setDefaults,
+		PrepareCreate:  prepareCreate,
+		PrepareUpdate:  prepareUpdate,
+		Validate:       validate,
+		Warnings:       warnings,
+		Columns:        columns(),
+		ValidateUpdate: validateUpdate,
 	}
 }
 

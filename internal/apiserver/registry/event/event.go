@@ -18,7 +18,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"portal/internal/apiserver/registry"
-	"portal/internal/apiserver/registry/rules"
 )
 
 // DefaultTTL is how long, in seconds, an Event is remembered if nobody says otherwise.
@@ -28,18 +27,17 @@ type kind = registry.Kind[corev1.Event, *corev1.Event]
 
 // New describes core/v1 Events, forgotten ttl seconds after their last change.
 func New(ttl uint64) registry.Resource {
-	return describe(corev1.SchemeGroupVersion, ttl, func(store *genericregistry.Store) {
+	k := describe(corev1.SchemeGroupVersion, ttl, func(store *genericregistry.Store) {
 		store.CreateStrategy = lenientCreate{store.CreateStrategy}
-		rules.JudgeUpdates(store, validateCoreUpdate)
 	})
+	k.ValidateUpdate = validateCoreUpdate
+	return k
 }
 
 // NewEvents describes events.k8s.io/v1 Events. They are the objects that New describes, under stricter rules.
 func NewEvents(ttl uint64) registry.Resource {
-	k := describe(eventsv1.SchemeGroupVersion, ttl, func(store *genericregistry.Store) {
-		rules.JudgeUpdates(store, validateUpdate)
-	})
-	k.Validate = validateNew
+	k := describe(eventsv1.SchemeGroupVersion, ttl, func(*genericregistry.Store) {})
+	k.Validate, k.ValidateUpdate = validateNew, validateUpdate
 	return dressed{k}
 }
 

@@ -25,22 +25,22 @@ const classAnnotation = "kubernetes.io/ingress.class"
 // New describes networking.k8s.io/v1 Ingresses.
 func New() registry.Resource {
 	return &registry.Kind[networkingv1.Ingress, *networkingv1.Ingress]{
-		Served:        networkingv1.SchemeGroupVersion,
-		Plural:        "ingresses",
-		Singular:      "ingress",
-		KindName:      "Ingress",
-		ShortNames:    []string{"ing"},
-		NewList:       func() runtime.Object { return &networkingv1.IngressList{} },
-		PrepareCreate: prepareCreate,
-		PrepareUpdate: prepareUpdate,
-		Validate:      validateNew,
-		Warnings:      warnings,
-		Columns:       columns,
-		Reset:         []fieldpath.Path{fieldpath.MakePathOrDie("status")},
+		Served:         networkingv1.SchemeGroupVersion,
+		Plural:         "ingresses",
+		Singular:       "ingress",
+		KindName:       "Ingress",
+		ShortNames:     []string{"ing"},
+		NewList:        func() runtime.Object { return &networkingv1.IngressList{} },
+		PrepareCreate:  prepareCreate,
+		PrepareUpdate:  prepareUpdate,
+		Validate:       validateNew,
+		ValidateUpdate: validateUpdate,
+		Warnings:       warnings,
+		Columns:        columns,
+		Reset:          []fieldpath.Path{fieldpath.MakePathOrDie("status")},
 		Customize: func(store *genericregistry.Store, storage map[string]rest.Storage) error {
 			status := newStatus(store.UpdateStrategy)
 			storage["ingresses/status"] = registry.NewSubresource(store, status, status)
-			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},
 	}

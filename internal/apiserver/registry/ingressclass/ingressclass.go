@@ -25,16 +25,17 @@ const maxController = 250
 // New describes networking.k8s.io/v1 IngressClasses.
 func New() registry.Resource {
 	return &registry.Kind[networkingv1.IngressClass, *networkingv1.IngressClass]{
-		Served:        networkingv1.SchemeGroupVersion,
-		Plural:        "ingressclasses",
-		Singular:      "ingressclass",
-		KindName:      "IngressClass",
-		ClusterScoped: true,
-		NewList:       func() runtime.Object { return &networkingv1.IngressClassList{} },
-		Default:       setDefaults,
-		PrepareCreate: func(_ context.Context, c *networkingv1.IngressClass) { c.Generation = 1 },
-		PrepareUpdate: prepareUpdate,
-		Validate:      validate,
+		Served:         networkingv1.SchemeGroupVersion,
+		Plural:         "ingressclasses",
+		Singular:       "ingressclass",
+		KindName:       "IngressClass",
+		ClusterScoped:  true,
+		NewList:        func() runtime.Object { return &networkingv1.IngressClassList{} },
+		Default:        setDefaults,
+		PrepareCreate:  func(_ context.Context, c *networkingv1.IngressClass) { c.Generation = 1 },
+		PrepareUpdate:  prepareUpdate,
+		Validate:       validate,
+		ValidateUpdate: validateUpdate,
 		// The reference takes a selector by namespace here too, though nothing is in one.
 		SelectableFields: []string{"metadata.namespace"},
 		Columns: []registry.Column[networkingv1.IngressClass]{
@@ -47,7 +48,6 @@ func New() registry.Resource {
 		},
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
 			store.TableConvertor = markDefault{store.TableConvertor}
-			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},
 	}

@@ -35,6 +35,7 @@ func New(reserved func(netip.Addr) bool) *registry.Kind[networkingv1.IPAddress, 
 		Validate: func(_ context.Context, ip *networkingv1.IPAddress) field.ErrorList {
 			return append(validateCreate(ip), validateReserved(ip, reserved)...)
 		},
+		ValidateUpdate: validateUpdate,
 		Columns: []registry.Column[networkingv1.IPAddress]{
 			{Name: "ParentRef", Description: networkingv1.IPAddressSpec{}.SwaggerDoc()["parentRef"],
 				Cell: func(ip *networkingv1.IPAddress) any { return parent(ip.Spec.ParentRef) }},
@@ -43,7 +44,6 @@ func New(reserved func(netip.Addr) bool) *registry.Kind[networkingv1.IPAddress, 
 		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
 			// generateName is taken as it is: there is nothing random about an address.
 			store.CreateStrategy = rules.Create{RESTCreateStrategy: store.CreateStrategy, Name: func(base string) string { return base }}
-			rules.JudgeUpdates(store, validateUpdate)
 			return nil
 		},
 	}

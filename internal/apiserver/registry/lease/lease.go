@@ -8,8 +8,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -32,10 +30,7 @@ func New() registry.Resource {
 			{Name: "Holder", Description: coordinationv1.LeaseSpec{}.SwaggerDoc()["holderIdentity"], Cell: holder},
 			registry.Age[coordinationv1.Lease](),
 		},
-		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.JudgeUpdates(store, func(ctx context.Context, l, _ *coordinationv1.Lease) field.ErrorList { return validate(ctx, l) })
-			return nil
-		},
+		ValidateUpdate: func(ctx context.Context, l, _ *coordinationv1.Lease) field.ErrorList { return validate(ctx, l) },
 	}
 }
 

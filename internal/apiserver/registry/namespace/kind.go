@@ -31,6 +31,7 @@ func New() *registry.Kind[corev1.Namespace, *corev1.Namespace] {
 		PrepareCreate:    prepareCreate,
 		PrepareUpdate:    prepareUpdate,
 		Validate:         validate,
+		ValidateUpdate:   validateUpdate,
 		Fields:           func(ns *corev1.Namespace) fields.Set { return fields.Set{"status.phase": string(ns.Status.Phase)} },
 		SelectableFields: []string{"status.phase"},
 		Columns: []registry.Column[corev1.Namespace]{
@@ -79,7 +80,6 @@ func prepareUpdate(_ context.Context, ns, old *corev1.Namespace) {
 func customize(store *genericregistry.Store, storage map[string]rest.Storage) error {
 	// With generateName there was no name to label before validation.
 	store.CreateStrategy = rules.Create{RESTCreateStrategy: store.CreateStrategy, Finish: func(obj runtime.Object) { setLabel(obj.(*corev1.Namespace)) }}
-	rules.JudgeUpdates(store, validateUpdate)
 	store.ShouldDeleteDuringUpdate = gone
 	status := rules.Part[corev1.Namespace, *corev1.Namespace]{
 		RESTUpdateStrategy: store.UpdateStrategy,

@@ -10,12 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"portal/internal/apiserver/registry"
-	"portal/internal/apiserver/registry/rules"
 )
 
 // New describes Nodes.
@@ -41,11 +38,8 @@ func New() *registry.Kind[corev1.Node, *corev1.Node] {
 			Validate: validateStatus,
 			Reset:    []fieldpath.Path{fieldpath.MakePathOrDie("spec")},
 		},
-		Reset: []fieldpath.Path{fieldpath.MakePathOrDie("status")},
-		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.JudgeUpdates(store, validateUpdate)
-			return nil
-		},
+		Reset:          []fieldpath.Path{fieldpath.MakePathOrDie("status")},
+		ValidateUpdate: validateUpdate,
 	}
 }
 

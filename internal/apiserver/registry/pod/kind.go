@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"portal/internal/apiserver/registry"
-	"portal/internal/apiserver/registry/rules"
 )
 
 // New describes Pods.
@@ -21,15 +20,16 @@ func New() *registry.Kind[corev1.Pod, *corev1.Pod] {
 	return &registry.Kind[corev1.Pod, *corev1.Pod]{
 		Served: corev1.SchemeGroupVersion,
 		Plural: "pods", Singular: "pod", KindName: "Pod",
-		ShortNames:    []string{"po"},
-		Categories:    []string{"all"},
-		NewList:       func() runtime.Object { return &corev1.PodList{} },
-		Default:       setDefaults,
-		PrepareCreate: prepareCreate,
-		PrepareUpdate: prepareUpdate,
-		Validate:      validateCreate,
-		Warnings:      warnings,
-		Fields:        selectable,
+		ShortNames:     []string{"po"},
+		Categories:     []string{"all"},
+		NewList:        func() runtime.Object { return &corev1.PodList{} },
+		Default:        setDefaults,
+		PrepareCreate:  prepareCreate,
+		PrepareUpdate:  prepareUpdate,
+		Validate:       validateCreate,
+		ValidateUpdate: validateUpdate,
+		Warnings:       warnings,
+		Fields:         selectable,
 		// spec.host is what spec.nodeName was called once. status.podIPs can be asked for, and never matches.
 		SelectableFields: []string{
 			"spec.nodeName", "spec.host", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName",
@@ -49,7 +49,6 @@ func New() *registry.Kind[corev1.Pod, *corev1.Pod] {
 		ReturnDeleted: true,
 		Graceful:      graceful{},
 		Customize: func(store *genericregistry.Store, storage map[string]rest.Storage) error {
-			rules.JudgeUpdates(store, validateUpdate)
 			store.BeginCreate = judgeClasses
 			storage["pods/binding"] = &bindingREST{store: store}
 			return nil

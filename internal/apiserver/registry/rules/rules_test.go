@@ -1,17 +1,13 @@
 package rules
 
 import (
-	"context"
 	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 	utilnet "k8s.io/utils/net"
 )
 
@@ -87,31 +83,5 @@ func TestFinalizers(t *testing.T) {
 	obj := &metav1.ObjectMeta{Finalizers: []string{"kubernetes", "orphan", "foregroundDeletion", "a/b", "mine"}}
 	if errs := Finalizers(obj); len(errs) != 1 || errs[0].Field != "metadata.finalizers[4]" {
 		t.Errorf("refused because of %v", errs)
-	}
-}
-
-// plain is a strategy that allows everything.
-type plain struct{ rest.RESTUpdateStrategy }
-
-func (plain) ValidateUpdate(context.Context, runtime.Object, runtime.Object) field.ErrorList {
-	return field.ErrorList{field.Required(here, "the other's")}
-}
-
-func TestJudgeUpdatesReplacesAndTellsOnce(t *testing.T) {
-	store := &genericregistry.Store{UpdateStrategy: plain{}}
-	JudgeUpdates(store, func(context.Context, *corev1.Secret, *corev1.Secret) field.ErrorList {
-		return field.ErrorList{field.Invalid(here, "x", "wrong"), field.Invalid(here, "x", "wrong"), field.Invalid(here, "y", "wrong")}
-	})
-	errs := store.UpdateStrategy.ValidateUpdate(t.Context(), &corev1.Secret{}, &corev1.Secret{})
-	strategy, ok := store.UpdateStrategy.(rest.DeclarativeValidationStrategy)
-	if !ok {
-		t.Fatal("the library doesn't give it the last word")
-	}
-	config := strategy.DeclarativeValidationConfig(t.Context(), nil, nil)
-	if errs = strategy.ValidateDeclaratively(t.Context(), nil, nil, errs, 0, config); len(errs) != 2 {
-		t.Errorf("told %v", errs)
-	}
-	if errs := strategy.ValidateDeclaratively(t.Context(), nil, nil, nil, 0, config); len(errs) != 0 {
-		t.Errorf("nothing became %v", errs)
 	}
 }

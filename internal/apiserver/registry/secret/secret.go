@@ -15,8 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -42,10 +40,7 @@ func New() registry.Resource {
 			{Name: "Data", Description: doc["data"], Cell: func(s *corev1.Secret) any { return int64(len(s.Data)) }},
 			registry.Age[corev1.Secret](),
 		},
-		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.JudgeUpdates(store, validateUpdate)
-			return nil
-		},
+		ValidateUpdate: validateUpdate,
 	}
 }
 

@@ -7,12 +7,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"portal/internal/apiserver/registry"
-	"portal/internal/apiserver/registry/rules"
 )
 
 // New describes Services, but for the storage that makes good what Allocate asks for.
@@ -26,12 +23,13 @@ func New() *registry.Kind[corev1.Service, *corev1.Service] {
 		Categories: []string{"all"},
 		NewList:    func() runtime.Object { return &corev1.ServiceList{} },
 
-		Default:       Default,
-		ValidName:     validation.NameIsDNSLabel,
-		PrepareCreate: PrepareCreate,
-		PrepareUpdate: PrepareUpdate,
-		Validate:      Validate,
-		Warnings:      Warnings,
+		Default:        Default,
+		ValidName:      validation.NameIsDNSLabel,
+		PrepareCreate:  PrepareCreate,
+		PrepareUpdate:  PrepareUpdate,
+		Validate:       Validate,
+		ValidateUpdate: ValidateUpdate,
+		Warnings:       Warnings,
 
 		Fields:           selectable,
 		SelectableFields: []string{"spec.clusterIP", "spec.type"},
@@ -46,14 +44,5 @@ func New() *registry.Kind[corev1.Service, *corev1.Service] {
 
 		CreateOnUpdate: true,
 		ReturnDeleted:  true,
-		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			Refine(store)
-			return nil
-		},
 	}
-}
-
-// Refine adds to a finished store what a description can't say: an update is judged with the old Service in view.
-func Refine(store *genericregistry.Store) {
-	rules.JudgeUpdates(store, ValidateUpdate)
 }

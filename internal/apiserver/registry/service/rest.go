@@ -38,7 +38,6 @@ type Allocation struct {
 func (a *Allocation) Served() portalregistry.Resource {
 	kind := New()
 	kind.Customize = func(s *registry.Store, storage map[string]rest.Storage) error {
-		Refine(s)
 		s.BeginCreate = func(ctx context.Context, obj runtime.Object, _ *metav1.CreateOptions) (registry.FinishFunc, error) {
 			return allocate(ctx, obj.(*corev1.Service), nil)
 		}

@@ -9,8 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -22,23 +20,20 @@ const enforceMountable = "kubernetes.io/enforce-mountable-secrets"
 // New describes core/v1 ServiceAccounts.
 func New() registry.Resource {
 	return &registry.Kind[corev1.ServiceAccount, *corev1.ServiceAccount]{
-		Served:        corev1.SchemeGroupVersion,
-		Plural:        "serviceaccounts",
-		Singular:      "serviceaccount",
-		KindName:      "ServiceAccount",
-		ShortNames:    []string{"sa"},
-		NewList:       func() runtime.Object { return &corev1.ServiceAccountList{} },
-		ValidName:     validation.ValidateServiceAccountName,
-		PrepareCreate: func(_ context.Context, s *corev1.ServiceAccount) { keepNames(s) },
-		PrepareUpdate: func(_ context.Context, s, _ *corev1.ServiceAccount) { keepNames(s) },
-		Validate:      validate,
-		Warnings:      warnings,
-		ReturnDeleted: true,
-		Columns:       []registry.Column[corev1.ServiceAccount]{registry.Age[corev1.ServiceAccount]()},
-		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.JudgeUpdates(store, func(ctx context.Context, s, _ *corev1.ServiceAccount) field.ErrorList { return validate(ctx, s) })
-			return nil
-		},
+		Served:         corev1.SchemeGroupVersion,
+		Plural:         "serviceaccounts",
+		Singular:       "serviceaccount",
+		KindName:       "ServiceAccount",
+		ShortNames:     []string{"sa"},
+		NewList:        func() runtime.Object { return &corev1.ServiceAccountList{} },
+		ValidName:      validation.ValidateServiceAccountName,
+		PrepareCreate:  func(_ context.Context, s *corev1.ServiceAccount) { keepNames(s) },
+		PrepareUpdate:  func(_ context.Context, s, _ *corev1.ServiceAccount) { keepNames(s) },
+		Validate:       validate,
+		Warnings:       warnings,
+		ReturnDeleted:  true,
+		Columns:        []registry.Column[corev1.ServiceAccount]{registry.Age[corev1.ServiceAccount]()},
+		ValidateUpdate: func(ctx context.Context, s, _ *corev1.ServiceAccount) field.ErrorList { return validate(ctx, s) },
 	}
 }
 

@@ -10,8 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
-	"k8s.io/apiserver/pkg/registry/rest"
 	utilnet "k8s.io/utils/net"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
@@ -48,11 +46,8 @@ func New() *registry.Kind[networkingv1.ServiceCIDR, *networkingv1.ServiceCIDR] {
 			},
 			Reset: []fieldpath.Path{fieldpath.MakePathOrDie("metadata"), fieldpath.MakePathOrDie("spec")},
 		},
-		Reset: []fieldpath.Path{fieldpath.MakePathOrDie("status")},
-		Customize: func(store *genericregistry.Store, _ map[string]rest.Storage) error {
-			rules.JudgeUpdates(store, validateUpdate)
-			return nil
-		},
+		Reset:          []fieldpath.Path{fieldpath.MakePathOrDie("status")},
+		ValidateUpdate: validateUpdate,
 	}
 }
 

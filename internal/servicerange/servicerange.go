@@ -1,4 +1,5 @@
-package servicecidr
+// Package servicerange reads the ranges of ServiceCIDR objects. It is pure.
+package servicerange
 
 import (
 	"net/netip"

@@ -9,7 +9,7 @@ import (
 
 	"portal/internal/alloc"
 	"portal/internal/apiserver/registry/service"
-	"portal/internal/controllers/servicecidr"
+	"portal/internal/servicerange"
 )
 
 // Check compares what Services hold with what is claimed for them.
@@ -107,7 +107,7 @@ func (c *check) service(svc *Service) {
 	}
 	for _, addr := range svc.Held.Addresses {
 		c.hold(svc, alloc.Claim{Addr: addr})
-		if len(c.snapshot.LostRanges) == 0 && !servicecidr.Covered(c.snapshot.Ranges, addr) {
+		if len(c.snapshot.LostRanges) == 0 && !servicerange.Covered(c.snapshot.Ranges, addr) {
 			c.add(Finding{
 				Problem: ClusterIPOutOfRange, Service: name.String(), Claim: addr.String(), about: aboutService(svc.Owner),
 				Message: fmt.Sprintf("Service %s has the address %s, which is in no ServiceCIDR", name, addr),

@@ -16,7 +16,7 @@ import (
 	netutils "k8s.io/utils/net"
 
 	"portal/internal/apiserver/registry/service"
-	"portal/internal/controllers/servicecidr"
+	"portal/internal/servicerange"
 	"portal/internal/store"
 )
 
@@ -149,14 +149,14 @@ func readPort(kv *mvccpb.KeyValue) Claim {
 
 func (a *Auditor) readRange(kv *mvccpb.KeyValue, s *Snapshot) {
 	object, err := decode[*networkingv1.ServiceCIDR](a.opts.Networking, kv.Value)
-	if err == nil && len(servicecidr.Prefixes(object)) != len(object.Spec.CIDRs) {
+	if err == nil && len(servicerange.Prefixes(object)) != len(object.Spec.CIDRs) {
 		err = fmt.Errorf("%q are not all ranges", object.Spec.CIDRs)
 	}
 	if err != nil {
 		s.LostRanges = append(s.LostRanges, Unreadable{Key: string(kv.Key), Flaw: brief(err)})
 		return
 	}
-	s.Ranges = append(s.Ranges, servicecidr.Prefixes(object)...)
+	s.Ranges = append(s.Ranges, servicerange.Prefixes(object)...)
 }
 
 func decode[T runtime.Object](decoder runtime.Decoder, data []byte) (T, error) {
