@@ -111,6 +111,9 @@ func (g *namespaceGuard) lookUp(ctx context.Context, name string) (*corev1.Names
 	if apierrors.IsNotFound(err) {
 		obj, err = g.namespaces.Get(ctx, name, &metav1.GetOptions{})
 	}
+	if apierrors.IsNotFound(err) { // the store names the resource of the request
+		return nil, apierrors.NewNotFound(corev1.Resource("namespaces"), name)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -29,11 +29,15 @@ var (
 		Name: "portal_certificate_expiration_timestamp_seconds", StabilityLevel: metrics.ALPHA,
 		Help: "When a certificate of this server expires, in seconds since 1970. It is renewed after two thirds of its life.",
 	}, []string{"name"})
+	connectionsRefused = metrics.NewCounter(&metrics.CounterOpts{
+		Name: "portal_apiserver_connections_limited_total", StabilityLevel: metrics.ALPHA,
+		Help: "Connections refused, or closed for another one, because the limit derived from the number of open files was reached.",
+	})
 )
 
 var registerMetrics = sync.OnceFunc(func() {
 	legacyregistry.MustRegister(addressesAllocated, addressesAvailable, portsAllocated, portsAvailable,
-		systemFailing, certificateExpiration)
+		systemFailing, certificateExpiration, connectionsRefused)
 })
 
 func gauge(subsystem, name, help string, labels ...string) *metrics.GaugeVec {

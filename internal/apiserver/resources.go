@@ -35,13 +35,13 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		node.New(),
 		pod.New(),
 		allocation.Served(),
-		endpoints.New(),
+		endpoints.New(s.serviceAddress),
 		event.New(ttl),
 		secret.New(),
 		configmap.New(),
 		serviceaccount.New(),
 
-		endpointslice.New(),
+		endpointslice.New(s.serviceAddress),
 
 		servicecidr.New(),
 		ipaddress.New(s.reserved),

@@ -49,7 +49,7 @@ type Server struct {
 	factory  informers.SharedInformerFactory
 	book     *alloc.Book
 	tracker  *tracker
-	listener net.Listener
+	listener *limitedListener
 	certs    *certificates
 	// core and networking code objects as they are stored.
 	core, networking runtime.Codec
@@ -80,9 +80,11 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 		}
 	}()
 	// The port first: a second server on the same port should say so before it waits for anything.
-	if s.listener, err = net.Listen("tcp", c.Listen); err != nil {
+	listener, err := net.Listen("tcp", c.Listen)
+	if err != nil {
 		return nil, fmt.Errorf("--listen %s: %w", c.Listen, err)
 	}
+	s.listener = limitConnections(listener, connectionLimit(), firstRequestTimeout)
 	c.port = uint16(s.listener.Addr().(*net.TCPAddr).Port)
 	if s.store, err = store.Open(ctx, c.Store); err != nil {
 		return nil, err
@@ -154,6 +156,7 @@ func (s *Server) build() error {
 		return err
 	}
 	s.Handle(CertificatesPath, s.certs)
+	s.Handle(customResourcesPath, http.HandlerFunc(noCustomResources))
 	return s.install(scheme, codecs, getter, resources)
 }
 
@@ -174,8 +177,7 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	config := genericserver.NewConfig(codecs)
 	config.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
 	config.FeatureGate = compatibility.DefaultComponentGlobalsRegistry.FeatureGateFor(basecompatibility.DefaultKubeComponent)
-	config.MaxRequestsInFlight = s.opts.MaxInFlight
-	config.MaxMutatingRequestsInFlight = s.opts.MaxMutatingInFlight
+	config.MaxRequestsInFlight, config.MaxMutatingRequestsInFlight = 0, 0 // withInFlightLimit instead
 	config.RequestTimeout = s.opts.RequestTimeout
 	config.MaxRequestBodyBytes = s.opts.MaxBodyBytes
 	config.ShutdownWatchTerminationGracePeriod = 500 * time.Millisecond
@@ -208,7 +210,9 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	etcd := healthz.NamedCheck("etcd", func(r *http.Request) error { return s.store.Check(r.Context()) })
 	config.AddHealthChecks(etcd)
 	config.BuildHandlerChainFunc = func(api http.Handler, c *genericserver.Config) http.Handler {
-		return genericserver.DefaultBuildHandlerChain(ownMistakes(api, codecs), c)
+		api = withMemberLimit(ownMistakes(api, codecs), codecs, s.opts.MaxBodyBytes)
+		api = withInFlightLimit(api, c, s.opts.MaxInFlight, s.opts.MaxMutatingInFlight)
+		return s.listener.sawRequest(genericserver.DefaultBuildHandlerChain(s.listener.sawClient(api), c))
 	}
 	return config, nil
 }

@@ -46,8 +46,27 @@ func (s strategy[T, P]) PrepareForUpdate(ctx context.Context, obj, old runtime.O
 	}
 }
 
+// MaxKeys is how many keys a map of an object may have. Server-side apply sorts every key of a map into a list, one by one.
+const MaxKeys = 10_000
+
+// CountKeys refuses a map with more than MaxKeys keys.
+func CountKeys[V any](path *field.Path, keys map[string]V) field.ErrorList {
+	if len(keys) <= MaxKeys {
+		return nil
+	}
+	return field.ErrorList{field.TooMany(path, len(keys), MaxKeys)}
+}
+
+func countMetaKeys(obj metav1.Object) field.ErrorList {
+	meta := field.NewPath("metadata")
+	return append(CountKeys(meta.Child("labels"), obj.GetLabels()), CountKeys(meta.Child("annotations"), obj.GetAnnotations())...)
+}
+
 func (s strategy[T, P]) Validate(ctx context.Context, obj runtime.Object) field.ErrorList {
 	o := obj.(P)
+	if errs := countMetaKeys(o); len(errs) > 0 {
+		return errs
+	}
 	errs := s.kind.validateMeta(o)
 	if s.kind.Validate != nil {
 		errs = append(errs, s.kind.Validate(ctx, o)...)
@@ -58,6 +77,9 @@ func (s strategy[T, P]) Validate(ctx context.Context, obj runtime.Object) field.
 func (s strategy[T, P]) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	if s.kind.ValidateUpdate == nil {
 		return s.Validate(ctx, obj)
+	}
+	if errs := countMetaKeys(obj.(P)); len(errs) > 0 {
+		return errs
 	}
 	return s.kind.ValidateUpdate(ctx, obj.(P), old.(P))
 }

@@ -38,6 +38,8 @@ func New() registry.Resource {
 
 func validate(_ context.Context, c *corev1.ConfigMap) field.ErrorList {
 	errs := rules.Finalizers(c)
+	errs = append(errs, registry.CountKeys(field.NewPath("data"), c.Data)...)
+	errs = append(errs, registry.CountKeys(field.NewPath("binaryData"), c.BinaryData)...)
 	size := 0
 	for key, value := range c.Data {
 		path := field.NewPath("data").Key(key)

@@ -14,7 +14,7 @@ import (
 )
 
 func rulesOf(t testing.TB) *registrytest.Rules {
-	return registrytest.For(t, New(), corev1.AddToScheme)
+	return registrytest.For(t, New(nil), corev1.AddToScheme)
 }
 
 // endpoints are sound ones, changed.
@@ -137,11 +137,11 @@ func TestWarnings(t *testing.T) {
 	e := endpoints(func(e *corev1.Endpoints) {
 		e.Subsets[0].NotReadyAddresses = []corev1.EndpointAddress{{IP: "2001:DB8::1"}}
 	})
-	if got := warnings(t.Context(), e, nil); len(got) != 1 {
+	if got := warnings(e, nil); len(got) != 1 {
 		t.Errorf("warned %q", got)
 	}
 	e.Labels = map[string]string{writer: controller}
-	if got := warnings(t.Context(), e, nil); got != nil {
+	if got := warnings(e, nil); got != nil {
 		t.Errorf("the controller was warned %q", got)
 	}
 }
@@ -159,7 +159,7 @@ func FuzzValidate(f *testing.F) {
 		setDefaults(e)
 		validate(t.Context(), e)
 		if len(e.Subsets) > 0 && len(validateSubsets(&corev1.Endpoints{Subsets: e.Subsets})) == 0 {
-			warnings(t.Context(), e, nil)
+			warnings(e, nil)
 		}
 	})
 }

@@ -3,6 +3,9 @@
 package endpoints
 
 import (
+	"context"
+	"net/netip"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -10,15 +13,17 @@ import (
 )
 
 // New describes Endpoints. The warning that they are deprecated comes from the library, by way of their Go type.
-func New() *registry.Kind[corev1.Endpoints, *corev1.Endpoints] {
+func New(isClusterIP func(netip.Addr) bool) *registry.Kind[corev1.Endpoints, *corev1.Endpoints] {
 	return &registry.Kind[corev1.Endpoints, *corev1.Endpoints]{
 		Served: corev1.SchemeGroupVersion,
 		Plural: "endpoints", Singular: "endpoints", KindName: "Endpoints",
-		ShortNames:     []string{"ep"},
-		NewList:        func() runtime.Object { return &corev1.EndpointsList{} },
-		Default:        setDefaults,
-		Validate:       validate,
-		Warnings:       warnings,
+		ShortNames: []string{"ep"},
+		NewList:    func() runtime.Object { return &corev1.EndpointsList{} },
+		Default:    setDefaults,
+		Validate:   validate,
+		Warnings: func(_ context.Context, endpoints, _ *corev1.Endpoints) []string {
+			return warnings(endpoints, isClusterIP)
+		},
 		Columns:        columns(),
 		CreateOnUpdate: true,
 		ValidateUpdate: validateUpdate,

@@ -2,6 +2,7 @@ package endpoints
 
 import (
 	"context"
+	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -90,7 +91,7 @@ func validatePort(at *field.Path, port *corev1.EndpointPort, several bool) field
 	return errs
 }
 
-func warnings(_ context.Context, endpoints, _ *corev1.Endpoints) []string {
+func warnings(endpoints *corev1.Endpoints, isClusterIP func(netip.Addr) bool) []string {
 	if endpoints.Labels[writer] == controller {
 		return nil
 	}
@@ -102,5 +103,15 @@ func warnings(_ context.Context, endpoints, _ *corev1.Endpoints) []string {
 			}
 		}
 	}
-	return out
+	return append(out, rules.ClusterIPWarning(func(yield func(*field.Path, string) bool) {
+		for i := range endpoints.Subsets {
+			for name, list := range lists(&endpoints.Subsets[i]) {
+				for j := range list {
+					if !yield(atSubsets.Index(i).Child(name).Index(j).Child("ip"), list[j].IP) {
+						return
+					}
+				}
+			}
+		}
+	}, isClusterIP)...)
 }

@@ -17,7 +17,7 @@ import (
 )
 
 func rulesOf(t testing.TB) *registrytest.Rules {
-	return registrytest.For(t, New(), discoveryv1.AddToScheme)
+	return registrytest.For(t, New(nil), discoveryv1.AddToScheme)
 }
 
 // slice is a sound one, changed.
@@ -165,17 +165,17 @@ func TestColumns(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	s := slice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses[0] = "2001:0db8::1" })
-	if got := warnings(t.Context(), s, s); len(got) != 1 || !strings.Contains(got[0], "2001:db8::1") {
+	if got := warnings(s, s, nil); len(got) != 1 || !strings.Contains(got[0], "2001:db8::1") {
 		t.Errorf("warned %q", got)
 	}
 	s.Labels = map[string]string{discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}
-	if got := warnings(t.Context(), s, s); got != nil {
+	if got := warnings(s, s, nil); got != nil {
 		t.Errorf("the controller was warned %q", got)
 	}
 	fqdn := slice(func(s *discoveryv1.EndpointSlice) {
 		s.AddressType, s.Endpoints[0].Addresses[0] = "FQDN", "a.example.com"
 	})
-	if got := warnings(t.Context(), fqdn, nil); len(got) != 1 {
+	if got := warnings(fqdn, nil, nil); len(got) != 1 {
 		t.Errorf("warned %q", got)
 	}
 }
@@ -204,7 +204,7 @@ func FuzzValidate(f *testing.F) {
 		if errs := validate(t.Context(), stored); len(errs) > 0 {
 			return
 		}
-		warnings(t.Context(), stored, nil)
+		warnings(stored, nil, nil)
 		// What was once accepted stays acceptable.
 		stored.Name, stored.Namespace, stored.ResourceVersion = "s", "default", "1"
 		next := stored.DeepCopy()

@@ -3,6 +3,7 @@ package endpointslice
 
 import (
 	"context"
+	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -14,16 +15,18 @@ import (
 )
 
 // New describes EndpointSlices.
-func New() *registry.Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice] {
+func New(isClusterIP func(netip.Addr) bool) *registry.Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice] {
 	return &registry.Kind[discoveryv1.EndpointSlice, *discoveryv1.EndpointSlice]{
 		Served: discoveryv1.SchemeGroupVersion,
 		Plural: "endpointslices", Singular: "endpointslice", KindName: "EndpointSlice",
-		NewList:        func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
-		Default:        setDefaults,
-		PrepareCreate:  prepareCreate,
-		PrepareUpdate:  prepareUpdate,
-		Validate:       validate,
-		Warnings:       warnings,
+		NewList:       func() runtime.Object { return &discoveryv1.EndpointSliceList{} },
+		Default:       setDefaults,
+		PrepareCreate: prepareCreate,
+		PrepareUpdate: prepareUpdate,
+		Validate:      validate,
+		Warnings: func(_ context.Context, slice, old *discoveryv1.EndpointSlice) []string {
+			return warnings(slice, old, isClusterIP)
+		},
 		Columns:        columns(),
 		ValidateUpdate: validateUpdate,
 	}

@@ -4,6 +4,8 @@ package rules
 
 import (
 	"errors"
+	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -117,6 +119,32 @@ func EndpointIP(path *field.Path, value string) field.ErrorList {
 		}
 	}
 	return errs
+}
+
+// ClusterIPWarning warns of the first of an object's endpoints that is in a range of cluster IPs: it would be another
+// Service, and no proxy sends traffic from one Service on to the next.
+func ClusterIPWarning(addresses iter.Seq2[*field.Path, string], isClusterIP func(netip.Addr) bool) []string {
+	if isClusterIP == nil {
+		return nil
+	}
+	for path, address := range addresses {
+		if ip, ok := netip.AddrFromSlice(utilnet.ParseIPSloppy(address)); ok && isClusterIP(ip.Unmap()) {
+			return []string{fmt.Sprintf("%s: %s is in a range of cluster IPs; traffic is not forwarded from one Service to another", path, address)}
+		}
+	}
+	return nil
+}
+
+// BalancerIP refuses addresses at which no load balancer can be: those that EndpointIP refuses, and all multicast. A proxy
+// that took them for a Service's would capture traffic of the machine itself.
+func BalancerIP(path *field.Path, value string) field.ErrorList {
+	if errs := EndpointIP(path, value); len(errs) > 0 {
+		return errs[:1]
+	}
+	if ip, ok := netip.AddrFromSlice(utilnet.ParseIPSloppy(value)); ok && ip.Unmap().IsMulticast() {
+		return field.ErrorList{field.Invalid(path, value, "must be the address of one load balancer: multicast (224.0.0.0/4, ff00::/8) is not")}
+	}
+	return nil
 }
 
 // LabelName wants what a label may be called.

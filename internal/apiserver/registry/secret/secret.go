@@ -62,6 +62,7 @@ func setDefaults(s *corev1.Secret) {
 func validate(_ context.Context, s *corev1.Secret) field.ErrorList {
 	errs := rules.Finalizers(s)
 	path := field.NewPath("data")
+	errs = append(errs, registry.CountKeys(path, s.Data)...)
 	size := 0
 	for key, value := range s.Data {
 		errs = append(errs, rules.Each(path.Key(key), key, utilvalidation.IsConfigMapKey(key))...)

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -112,6 +113,9 @@ func ValidateStatus(_ context.Context, svc, old *corev1.Service) field.ErrorList
 func validateIngress(in *corev1.LoadBalancerIngress, accepted []string, path *field.Path) (errs field.ErrorList) {
 	if in.IP != "" {
 		errs = append(errs, rules.IP(path.Child("ip"), in.IP, accepted...)...)
+		if len(errs) == 0 && !slices.Contains(accepted, in.IP) {
+			errs = append(errs, rules.BalancerIP(path.Child("ip"), in.IP)...)
+		}
 	}
 	switch mode := path.Child("ipMode"); {
 	case in.IP == "" && in.IPMode != nil:

@@ -253,7 +253,7 @@ func TestOldValuesStay(t *testing.T) {
 func TestStatus(t *testing.T) {
 	const path = "status.loadBalancer.ingress"
 	for _, c := range []struct{ typ, ingress, want string }{
-		{"LoadBalancer", `[{ip: 1.2.3.4}, {ip: "::1", ipMode: Proxy}, {hostname: a.example.com}, {}]`, ""},
+		{"LoadBalancer", `[{ip: 1.2.3.4}, {ip: "2001:db8::1", ipMode: Proxy}, {hostname: a.example.com}, {}]`, ""},
 		{"LoadBalancer", `[{ip: 1.2.3.4, ports: [{port: 80, protocol: TCP, error: whatever}]}]`, ""},
 		{"NodePort", `[{ip: 1.2.3.4}]`, path + " Forbidden"},
 		{"NodePort", `[]`, ""},

@@ -1,0 +1,152 @@
+package apiserver
+
+import (
+	"container/list"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// firstRequestTimeout is how long a connection may take until its TLS handshake is over and its first request has come.
+	firstRequestTimeout = 10 * time.Second
+	keepAlivePeriod     = 3 * time.Minute
+	// reservedFiles are descriptors that connections never get: etcd's files and connections, logs, certificates.
+	reservedFiles = 128
+	// minConnections are accepted however small the limit on files is.
+	minConnections = 16
+)
+
+// connectionLimit derives from the limit on open files how many clients may be connected at once.
+func connectionLimit() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 1 << 16
+	}
+	files := int(min(limit.Cur, 1<<20))
+	return max(files-max(reservedFiles, files/8), minConnections)
+}
+
+// limitedListener bounds how many connections are open, so that descriptors are left for etcd, and closes those on which no
+// request comes. At the limit a new connection replaces the oldest that is unauthenticated; if there is none, it is refused.
+type limitedListener struct {
+	net.Listener
+	max     int
+	timeout time.Duration
+
+	mu   sync.Mutex
+	open int
+	// byAddress and unauthenticated hold the connections on which no request of a known client has come, by the client's
+	// address and the oldest first.
+	byAddress       map[string]*list.Element
+	unauthenticated list.List
+	logged          time.Time
+}
+
+func limitConnections(inner net.Listener, most int, timeout time.Duration) *limitedListener {
+	return &limitedListener{Listener: inner, max: most, timeout: timeout, byAddress: map[string]*list.Element{}}
+}
+
+// Accept waits for a connection within the limit.
+func (l *limitedListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetKeepAlivePeriod(keepAlivePeriod)
+		}
+		if c := l.admit(conn); c != nil {
+			return c, nil
+		}
+	}
+}
+
+func (l *limitedListener) admit(conn net.Conn) net.Conn {
+	c := &limitedConn{Conn: conn, listener: l, address: conn.RemoteAddr().String()}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open >= l.max {
+		connectionsRefused.Inc()
+		if time.Since(l.logged) > 10*time.Second {
+			l.logged = time.Now()
+			klog.InfoS("connection limit reached, closing unauthenticated connections and refusing new ones", "limit", l.max)
+		}
+		oldest := l.unauthenticated.Front()
+		if oldest == nil {
+			_ = conn.Close()
+			return nil
+		}
+		l.drop(oldest.Value.(*limitedConn))
+	}
+	l.open++
+	l.byAddress[c.address] = l.unauthenticated.PushBack(c)
+	c.timer = time.AfterFunc(l.timeout, func() { _ = c.Close() })
+	return c
+}
+
+// drop closes a connection and counts it no more. The caller holds mu.
+func (l *limitedListener) drop(c *limitedConn) {
+	if c.closed {
+		return
+	}
+	c.closed = true
+	l.open--
+	l.known(c.address)
+	c.timer.Stop()
+	_ = c.Conn.Close()
+}
+
+// known takes a connection out of those that may be closed for others. The caller holds mu.
+func (l *limitedListener) known(address string) {
+	if element, ok := l.byAddress[address]; ok {
+		l.unauthenticated.Remove(element)
+		delete(l.byAddress, address)
+	}
+}
+
+// sawRequest notes that a request has come from an address: from now on the server's own limits on idle connections apply.
+func (l *limitedListener) sawRequest(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		l.mu.Lock()
+		if element, ok := l.byAddress[r.RemoteAddr]; ok {
+			element.Value.(*limitedConn).timer.Stop()
+		}
+		l.mu.Unlock()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// sawClient notes that a client is known, whose connection is not closed for another's.
+func (l *limitedListener) sawClient(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if who, ok := genericrequest.UserFrom(r.Context()); ok && who.GetName() != user.Anonymous {
+			l.mu.Lock()
+			l.known(r.RemoteAddr)
+			l.mu.Unlock()
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+type limitedConn struct {
+	net.Conn
+	listener *limitedListener
+	address  string
+	timer    *time.Timer
+	closed   bool
+}
+
+func (c *limitedConn) Close() error {
+	c.listener.mu.Lock()
+	defer c.listener.mu.Unlock()
+	c.listener.drop(c)
+	return nil
+}

@@ -1,0 +1,123 @@
+package apiserver
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	restclient "k8s.io/client-go/rest"
+)
+
+// TestIdleConnectionsAreBounded: connections that ask for nothing are closed after a while, and at the limit they make room
+// for those of clients; a client's own connection stays.
+func TestIdleConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := start(t, testOptions(t))
+	config, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := restclient.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func() error {
+		resp, err := client.Get(config.Host + servicesPath)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		_, err = io.Copy(io.Discard, resp.Body)
+		return err
+	}
+	if err := get(); err != nil {
+		t.Fatal(err)
+	}
+	s.listener.mu.Lock()
+	s.listener.max, s.listener.timeout = s.listener.open+5, time.Second
+	limit := s.listener.max
+	s.listener.mu.Unlock()
+	var idle []net.Conn
+	for range 50 {
+		conn, err := net.Dial("tcp", s.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		idle = append(idle, conn)
+	}
+	if err := get(); err != nil {
+		t.Errorf("a client that was there: %v", err)
+	}
+	client.CloseIdleConnections()
+	if err := get(); err != nil {
+		t.Errorf("a client that comes: %v", err)
+	}
+	s.listener.mu.Lock()
+	if s.listener.open > limit {
+		t.Errorf("%d connections are open, want %d at most", s.listener.open, limit)
+	}
+	s.listener.mu.Unlock()
+	for i, conn := range idle {
+		_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, err := conn.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
+			t.Fatalf("idle connection %d: %v, want it to be closed", i, err)
+		}
+	}
+}
+
+// TestTooManyRequestsAreRefused: administrators, too, get 429 with Retry-After beyond --max-requests-inflight; probes don't.
+func TestTooManyRequestsAreRefused(t *testing.T) {
+	t.Parallel()
+	opts := testOptions(t)
+	opts.MaxInFlight, opts.MaxMutatingInFlight = 1, 1
+	s := start(t, opts)
+	config, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := restclient.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// One whose body does not end holds the only place.
+	reader, writer := io.Pipe()
+	held := make(chan error, 1)
+	go func() {
+		resp, err := client.Post(config.Host+servicesPath, "application/json", reader)
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		held <- err
+	}()
+	if _, err := io.WriteString(writer, `{"apiVersion":"v1",`); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error {
+		resp, err := client.Post(config.Host+servicesPath, "application/json", strings.NewReader("{}"))
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
+			return fmt.Errorf("%s, Retry-After %q", resp.Status, resp.Header.Get("Retry-After"))
+		}
+		return nil
+	})
+	probe := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // loopback
+	resp, err := probe.Get(config.Host + "/readyz")
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Errorf("a probe: %v %v", resp, err)
+	}
+	_ = writer.Close()
+	if err := <-held; err != nil {
+		t.Error(err)
+	}
+}
