@@ -34,7 +34,7 @@ from somebody who edited etcd. The exit status is 0 if all is sound and 1 if not
 	f := cmd.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVarP(&o.output, "output", "o", "", "json for programs")
-	f.BoolVar(&o.repair, "repair", false, "mend first what can be mended without disturbing a Service")
+	f.BoolVar(&o.repair, "repair", false, "repair first what can be repaired without disturbing a Service")
 	return cmd
 }
 
@@ -125,9 +125,9 @@ func remaining(report audit.Report) error {
 	case n == 0:
 		return nil
 	case repairable == 0:
-		return fmt.Errorf("%s for the administrator to mend", counted(n, "problem is left", "problems are left"))
+		return fmt.Errorf("%s for the administrator to repair", counted(n, "problem is left", "problems are left"))
 	default:
-		return fmt.Errorf("%s, of which --repair mends %d", counted(n, "problem is left", "problems are left"), repairable)
+		return fmt.Errorf("%s, of which --repair can repair %d", counted(n, "problem is left", "problems are left"), repairable)
 	}
 }
 

@@ -46,7 +46,7 @@ func TestAudit(t *testing.T) {
 	odd := audit.Finding{Problem: audit.PortClaimUnreadable, Claim: "/registry/nodeports/x", Message: "it can't be read", Remedy: "delete it"}
 	clean := audit.Report{Revision: 12, Services: 1, Addresses: 2, Findings: []audit.Finding{}}
 	broken := audit.Report{Revision: 12, Services: 3, Addresses: 3, Ports: 1, Findings: []audit.Finding{missing, odd}}
-	mended := audit.Report{
+	repaired := audit.Report{
 		Revision: 13, Services: 3, Addresses: 3, Ports: 2, Findings: []audit.Finding{odd},
 		Repairs: []audit.Repair{{Finding: missing, Outcome: audit.Repaired}},
 	}
@@ -63,13 +63,13 @@ func TestAudit(t *testing.T) {
 PROBLEM              SERVICE   CLAIM                  WHAT IS WRONG     WHAT TO DO
 PortNotAllocated     shop/web  port 30010             it has no claim   portal audit --repair, to claim it
 PortClaimUnreadable  -         /registry/nodeports/x  it can't be read  delete it
-`, err: "2 problems are left, of which --repair mends 1"},
-		{name: "repair", get: &broken, post: &mended, args: []string{"--repair"}, out: `it has no claim: repaired
+`, err: "2 problems are left, of which --repair can repair 1"},
+		{name: "repair", get: &broken, post: &repaired, args: []string{"--repair"}, out: `it has no claim: repaired
 3 Services, 3 addresses and 2 ports claimed at revision 13: 1 problem
 
 PROBLEM              SERVICE  CLAIM                  WHAT IS WRONG     WHAT TO DO
 PortClaimUnreadable  -        /registry/nodeports/x  it can't be read  delete it
-`, err: "1 problem is left for the administrator to mend"},
+`, err: "1 problem is left for the administrator to repair"},
 		{name: "repair of what is sound", post: &clean, args: []string{"--repair"},
 			out: "1 Service, 2 addresses and 0 ports claimed at revision 12: all sound\n"},
 		{name: "for programs", get: &clean, args: []string{"-o", "json"},

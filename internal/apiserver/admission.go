@@ -161,7 +161,7 @@ func isReview(a admission.Attributes) bool {
 }
 
 // externalIPs forbids addresses in spec.externalIPs that were not there before: whoever may set them can draw any
-// address' traffic to himself (CVE-2020-8554).
+// address' traffic to themselves (CVE-2020-8554).
 type externalIPs struct{ *admission.Handler }
 
 var _ admission.ValidationInterface = externalIPs{}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
+
+	"portal/internal/store"
 )
 
 // eventually polls until check has nothing to complain about.
@@ -223,11 +226,16 @@ func TestBadStateIsServedAndHealed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.store.Client().Delete(ctx, "/registry/servicecidrs/kubernetes"); err != nil {
+	keys, err := s.store.Client().Get(ctx, store.Prefix+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.store.Client().Delete(ctx, "/registry/services/specs/default/kubernetes"); err != nil {
-		t.Fatal(err)
+	for _, kv := range keys.Kvs {
+		if key := string(kv.Key); strings.HasSuffix(key, "servicecidrs/kubernetes") || strings.HasSuffix(key, "services/specs/default/kubernetes") {
+			if _, err := s.store.Client().Delete(ctx, key); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	s.Close()
 

@@ -88,16 +88,16 @@ func (a *Auditor) Run(ctx context.Context) error {
 		}
 		next := a.opts.Interval
 		if _, err := a.Audit(ctx, true); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "The audit of addresses and ports could not be made; trying again", "after", min(retry, next))
+			klog.FromContext(ctx).Error(err, "audit of addresses and ports failed, retrying", "in", min(retry, next))
 			next = min(retry, next)
 		}
 		timer.Reset(next)
 	}
 }
 
-// Audit reads everything and checks it. With mend it repairs what is safe, tells of it in Events and in the log, and
+// Audit reads everything and checks it. With repair it repairs what is safe, reports it in Events and in the log, and
 // reports what is left.
-func (a *Auditor) Audit(ctx context.Context, mend bool) (Report, error) {
+func (a *Auditor) Audit(ctx context.Context, repair bool) (Report, error) {
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
@@ -109,7 +109,7 @@ func (a *Auditor) Audit(ctx context.Context, mend bool) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	if mend {
+	if repair {
 		found := report.Findings
 		if repairs := a.repairAll(ctx, found); len(repairs) > 0 {
 			if report, err = a.look(ctx); err != nil {

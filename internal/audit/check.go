@@ -193,7 +193,7 @@ func (c *check) held(on alloc.Claim, holders []*Service) {
 		finding.Message = fmt.Sprintf("Service %s has %s, but the claim is for %s", name, textOf(on), describe(claim.Owner))
 		if c.lost(claim) {
 			finding.repair = nil
-			finding.Remedy = fmt.Sprintf("mend Service %s first, which can't be read and may hold %s too", nameOf(claim.Owner), textOf(on))
+			finding.Remedy = fmt.Sprintf("repair Service %s first, which can't be read and may hold %s too", nameOf(claim.Owner), textOf(on))
 		}
 	}
 	c.add(finding)

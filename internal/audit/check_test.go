@@ -221,7 +221,7 @@ func TestCheck(t *testing.T) {
 			}
 			for _, f := range got {
 				if f.Message == "" || f.Remedy == "" || f.about.Kind == "" || f.about.Name == "" {
-					t.Errorf("a finding that does not say what, how to mend it and about whom: %+v", f)
+					t.Errorf("a finding that does not say what, how to repair it and about whom: %+v", f)
 				}
 				if !slices.Contains(Problems, f.Problem) {
 					t.Errorf("%s is missing in Problems", f.Problem)

@@ -129,9 +129,9 @@ func (w *world) store(services ...*corev1.Service) {
 	}
 }
 
-func (w *world) audit(mend bool) Report {
+func (w *world) audit(repair bool) Report {
 	w.t.Helper()
-	report, err := w.Audit(context.Background(), mend)
+	report, err := w.Audit(context.Background(), repair)
 	w.must(err)
 	return report
 }

@@ -12,8 +12,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"portal/internal/apiserver"
-	"portal/internal/controllers"
 	"portal/internal/audit"
+	"portal/internal/controllers"
 )
 
 // Options are those of the API server and of the controllers.

@@ -56,7 +56,7 @@ type Kind[T any, P Object[T]] struct {
 	// ValidName judges metadata.name; nil means a DNS-1123 subdomain. With prefix it judges metadata.generateName.
 	ValidName func(name string, prefix bool) []string
 
-	// PrepareCreate and PrepareUpdate drop what a user may not set and carry over what he may not change.
+	// PrepareCreate and PrepareUpdate drop what a user may not set and carry over what they may not change.
 	PrepareCreate func(ctx context.Context, obj P)
 	PrepareUpdate func(ctx context.Context, obj, old P)
 

@@ -41,7 +41,7 @@ func New(authz authorizer.UnconditionalAuthorizer) registry.Resource {
 	}
 }
 
-// NewSubject describes SubjectAccessReviews: may he?
+// NewSubject describes SubjectAccessReviews: may they?
 func NewSubject(authz authorizer.UnconditionalAuthorizer) registry.Resource {
 	return &review.Question[authorizationv1.SubjectAccessReview, *authorizationv1.SubjectAccessReview]{
 		Served:   authorizationv1.SchemeGroupVersion,
@@ -55,7 +55,7 @@ func NewSubject(authz authorizer.UnconditionalAuthorizer) registry.Resource {
 	}
 }
 
-// NewLocal describes LocalSubjectAccessReviews: may he, in this namespace?
+// NewLocal describes LocalSubjectAccessReviews: may they, in this namespace?
 func NewLocal(authz authorizer.UnconditionalAuthorizer) registry.Resource {
 	return &review.Question[authorizationv1.LocalSubjectAccessReview, *authorizationv1.LocalSubjectAccessReview]{
 		Served:     authorizationv1.SchemeGroupVersion,

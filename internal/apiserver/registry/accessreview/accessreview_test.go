@@ -27,7 +27,7 @@ func (g *gate) Authorize(_ context.Context, a authorizer.Attributes) (authorizer
 	who := a.GetUser()
 	switch {
 	case who.GetName() == "joe" || slices.Contains(who.GetGroups(), "devs"):
-		return authorizer.DecisionAllow, "he is known", nil
+		return authorizer.DecisionAllow, "the user is known", nil
 	case who.GetName() == "mallory":
 		return authorizer.DecisionDeny, "", errors.New("trouble")
 	}
@@ -73,7 +73,7 @@ func TestSelf(t *testing.T) {
 		allowed, denied bool
 		reason, trouble string
 	}{
-		{"joe", true, false, "he is known", ""}, {"ann", false, false, "", ""}, {"mallory", false, true, "", "trouble"},
+		{"joe", true, false, "the user is known", ""}, {"ann", false, false, "", ""}, {"mallory", false, true, "", "trouble"},
 	} {
 		g := &gate{}
 		got, err := create(t, New(g), c.who, "", &authorizationv1.SelfSubjectAccessReview{

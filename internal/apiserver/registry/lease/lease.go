@@ -1,4 +1,4 @@
-// Package lease describes Leases: who holds something, and until when he must renew. It elects nobody.
+// Package lease describes Leases: who holds something, and by when they must renew it. It elects nobody.
 package lease
 
 import (

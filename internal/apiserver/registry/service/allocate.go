@@ -16,7 +16,7 @@ type Choice interface {
 	Families() []corev1.IPFamily
 	// Address is a free address.
 	Address(family corev1.IPFamily) (string, error)
-	// TakeAddress is for an address that the user asked for, in his spelling.
+	// TakeAddress is for an address that the user asked for, in their spelling.
 	TakeAddress(family corev1.IPFamily, ip string) error
 	// NodePort is a free port of the node-port range.
 	NodePort() (int32, error)

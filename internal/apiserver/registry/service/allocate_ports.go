@@ -32,7 +32,7 @@ func newPortRequest(spec *corev1.ServiceSpec, before *corev1.Service, choice Cho
 	return r
 }
 
-// settle takes what the user asked for before it chooses the rest, lest it choose a number that he asks for next.
+// settle takes what the user asked for before it chooses the rest, so that it never chooses a number that they ask for next.
 func (r *portRequest) settle() field.ErrorList {
 	if r.creating && wantsNodePorts(r.spec) {
 		r.share()

@@ -189,7 +189,7 @@ func TestAllocateNodePorts(t *testing.T) {
 	}
 }
 
-// A range that is used up is the user's business, and told him with the field.
+// A range that is used up is reported to the user with the field.
 func TestAllocateFull(t *testing.T) {
 	for given, want := range map[string]string{
 		`{}`: "spec.clusterIPs Invalid",

@@ -37,7 +37,7 @@ func clusterIPCell(svc *corev1.Service) any {
 }
 
 // externalIPCell shows where the Service is found from outside: a load balancer's addresses first, then those that
-// the user routes himself.
+// users route themselves.
 func externalIPCell(svc *corev1.Service) any {
 	if svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return svc.Spec.ExternalName

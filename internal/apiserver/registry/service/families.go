@@ -64,7 +64,7 @@ func impliedPolicy(is, was *corev1.ServiceSpec) corev1.IPFamilyPolicy {
 }
 
 // shrink takes the second family and address from a Service whose policy has become SingleStack, unless the user
-// said himself what remains. With another policy, fewer of either is a contradiction.
+// said what remains. With another policy, fewer of either is a contradiction.
 func shrink(is, was *corev1.ServiceSpec) (errs field.ErrorList) {
 	if was == nil {
 		return nil

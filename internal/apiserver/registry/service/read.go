@@ -38,7 +38,7 @@ func OnRead(svc *corev1.Service, families []corev1.IPFamily) {
 }
 
 // keepAllocated gives an update back what was once chosen for the Service and the user didn't repeat: whoever sends
-// the manifest he created it from again means no change.
+// the manifest that it was created from again means no change.
 func keepAllocated(is, was *corev1.ServiceSpec) {
 	if addressed(was) && addressed(is) {
 		if is.ClusterIP == "" {
