@@ -22,7 +22,7 @@ func TestRotatedAuthorityOfAPeerIsTrusted(t *testing.T) {
 	t.Parallel()
 	cluster := startEtcd(t, 1)
 	pair := startPair(t, cluster)
-	before := certificate(t, pair[0].api.Kubeconfig)
+	before := adminCertificate(t, pair[0].api.Kubeconfig)
 	out, err := harness.Run(t.Context(), nil, harness.Portal(), "certs", "renew", "ca", "--kubeconfig", pair[0].api.Kubeconfig, "-o", "json")
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +30,7 @@ func TestRotatedAuthorityOfAPeerIsTrusted(t *testing.T) {
 	if !strings.Contains(out, "ca (earlier)") {
 		t.Errorf("the CA before is not listed: %s", out)
 	}
-	if after := certificate(t, pair[0].api.Kubeconfig); after == before {
+	if after := adminCertificate(t, pair[0].api.Kubeconfig); after == before {
 		t.Error("the administrator's certificate is still the old CA's")
 	}
 	// Its clients at the other server: the certificate that the new CA signed, and the bundle with all CAs.
@@ -64,7 +64,7 @@ func TestRotatedAuthorityOfAPeerIsTrusted(t *testing.T) {
 	}
 }
 
-func certificate(t *testing.T, kubeconfig string) string {
+func adminCertificate(t *testing.T, kubeconfig string) string {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(kubeconfig)
 	if err != nil {

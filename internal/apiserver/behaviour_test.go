@@ -70,6 +70,27 @@ func TestMistakesGetClearAnswers(t *testing.T) {
 		}
 	})
 
+	t.Run("resourceVersion that is no number", func(t *testing.T) {
+		for _, c := range []struct{ method, path, kind, body string }{
+			{http.MethodGet, servicesPath + "?watch=1&timeoutSeconds=1&resourceVersion=abc", plain, ""},
+			{http.MethodGet, servicesPath + "?resourceVersion=abc", plain, ""},
+			{http.MethodPut, servicesPath + "/new", plain, `{"metadata":{"name":"new","resourceVersion":"abc"},"spec":{"ports":[{"port":80}]}}`},
+			{http.MethodPatch, servicesPath + "/lb", "application/merge-patch+json", `{"metadata":{"resourceVersion":"abc"}}`},
+		} {
+			if w := ask(c.method, c.path, c.kind, []byte(c.body)); w.Code < 400 || w.Code >= 500 {
+				t.Errorf("%s %s: %d %s", c.method, c.path, w.Code, w.Body)
+			}
+		}
+	})
+
+	t.Run("patch that is nested deep", func(t *testing.T) {
+		deep := strings.Repeat(`{"a":`, 5000) + "1" + strings.Repeat("}", 5000)
+		w := ask(http.MethodPatch, servicesPath+"/lb", "application/merge-patch+json", []byte(deep))
+		if w.Code != 400 || !strings.Contains(w.Body.String(), "nested") {
+			t.Errorf("%d %.300s", w.Code, w.Body)
+		}
+	})
+
 	t.Run("no custom resources", func(t *testing.T) {
 		if w := ask(http.MethodGet, customResourcesPath, plain, nil); w.Code != 200 || !strings.Contains(w.Body.String(), `"items":[]`) {
 			t.Errorf("%d %s", w.Code, w.Body)

@@ -17,23 +17,29 @@ import (
 	"portal/internal/apiserver/registry"
 )
 
-// smallBody is a size at which a body can't hold enough members to matter.
-const smallBody = 64 << 10
+const (
+	// smallBody is a size at which a body can't hold enough members to matter.
+	smallBody = 64 << 10
+	// maxDepth is how deep a patch may be nested. No object of the API comes near it, and to merge a patch takes time that
+	// grows with the square of its depth.
+	maxDepth = 200
+)
 
 // withMemberLimit refuses bodies in which one object has very many members, such as a ConfigMap of 150,000 keys: who manages
 // which field is computed before any rule of a resource is asked, and takes time that grows with the square of their number.
+// Patches that are nested very deep are refused too.
 func withMemberLimit(next http.Handler, codecs serializer.CodecFactory, most int64) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		writes := r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch
-		if !writes || r.Body == nil || r.ContentLength >= 0 && r.ContentLength < smallBody {
+		small := r.ContentLength >= 0 && r.ContentLength < smallBody && r.Method != http.MethodPatch
+		if !writes || r.Body == nil || small {
 			next.ServeHTTP(w, r)
 			return
 		}
 		// One byte more than is allowed, so that the library says that it is too large.
 		data, err := io.ReadAll(io.LimitReader(r.Body, most+1))
 		if err == nil && int64(len(data)) <= most {
-			if n := members(r.Header.Get("Content-Type"), data); n > registry.MaxKeys {
-				refusal := apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("an object or map in it has %d members, at most %d are allowed", n, registry.MaxKeys))
+			if refusal := judgeBody(r, data); refusal != nil {
 				responsewriters.ErrorNegotiated(refusal, codecs, schema.GroupVersion{Version: "v1"}, w, r)
 				return
 			}
@@ -43,29 +49,40 @@ func withMemberLimit(next http.Handler, codecs serializer.CodecFactory, most int
 	})
 }
 
+func judgeBody(r *http.Request, data []byte) error {
+	most, depth := members(r.Header.Get("Content-Type"), data)
+	switch {
+	case most > registry.MaxKeys:
+		return apierrors.NewRequestEntityTooLargeError(fmt.Sprintf("an object or map in it has %d members, at most %d are allowed", most, registry.MaxKeys))
+	case depth > maxDepth && r.Method == http.MethodPatch:
+		return apierrors.NewBadRequest(fmt.Sprintf("the patch is nested %d levels deep, at most %d are allowed", depth, maxDepth))
+	}
+	return nil
+}
+
 type prefixed struct {
 	io.Reader
 	io.Closer
 }
 
-// members is the largest number of members that an object in a body has. What can't be read has none: the library says why.
-func members(contentType string, body []byte) int {
+// members is the largest number of members that an object in a body has, and how deep JSON is nested. What can't be read has
+// none: the library says why.
+func members(contentType string, body []byte) (most, depth int) {
 	if strings.Contains(contentType, "protobuf") {
-		return protobufMembers(body)
+		return protobufMembers(body), 0
 	}
 	if trimmed := bytes.TrimLeft(body, " \t\r\n"); len(trimmed) > 0 && (trimmed[0] == '{' || trimmed[0] == '[') {
 		return jsonMembers(trimmed)
 	}
 	var value any
 	if yaml.Unmarshal(body, &value) != nil {
-		return 0
+		return 0, 0
 	}
-	return yamlMembers(value)
+	return yamlMembers(value), 0
 }
 
 // jsonMembers counts without decoding: a comma outside of a string parts two members of the innermost object or list.
-func jsonMembers(body []byte) int {
-	most := 0
+func jsonMembers(body []byte) (most, depth int) {
 	var open []int // members of each object around this place; -1 for a list
 	for i := 0; i < len(body); i++ {
 		switch body[i] {
@@ -89,8 +106,9 @@ func jsonMembers(body []byte) int {
 				most = max(most, open[top])
 			}
 		}
+		depth = max(depth, len(open))
 	}
-	return most
+	return most, depth
 }
 
 func yamlMembers(value any) int {

@@ -2,8 +2,10 @@ package apiserver
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,24 +31,36 @@ var strategicMistakes = []string{
 	"fail to find unknown prefix", "are not deep equal", "unable to find api field in struct",
 }
 
+// versionMistakes are in what the library says of a resourceVersion that is no number.
+var versionMistakes = []string{"strconv.ParseUint: parsing"}
+
 // mistakesOf are the parts of a failure's message by which a patch of a content type turns out to be the user's mistake.
 func mistakesOf(contentType string) []string {
 	kind, _, _ := strings.Cut(contentType, ";")
 	switch kind = strings.TrimSpace(kind); {
 	case strings.HasPrefix(kind, "application/apply-patch+"):
-		return applyMistakes
+		return slices.Concat(applyMistakes, versionMistakes)
 	case kind == string(types.StrategicMergePatchType):
-		return strategicMistakes
+		return slices.Concat(strategicMistakes, versionMistakes)
 	}
-	return nil
+	return versionMistakes
 }
 
-// ownMistakes answers 400 where the library answers a patch with 500 although the mistake is the user's.
+// ownMistakes answers 400 where the library answers 500 although the mistake is the user's.
 func ownMistakes(next http.Handler, codecs serializer.CodecFactory) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var mistakes []string
-		if r.Method == http.MethodPatch {
+		switch r.Method {
+		case http.MethodPatch:
 			mistakes = mistakesOf(r.Header.Get("Content-Type"))
+		case http.MethodPut:
+			mistakes = versionMistakes
+		case http.MethodGet:
+			if version := r.URL.Query().Get("resourceVersion"); version != "" && !isNumber(version) {
+				refusal := apierrors.NewBadRequest(fmt.Sprintf("resourceVersion %q: must be a number, as the API gave it", version))
+				responsewriters.ErrorNegotiated(refusal, codecs, schema.GroupVersion{Version: "v1"}, w, r)
+				return
+			}
 		}
 		if mistakes == nil {
 			next.ServeHTTP(w, r)
@@ -65,9 +79,14 @@ func ownMistakes(next http.Handler, codecs serializer.CodecFactory) http.Handler
 			return
 		}
 		w.Header().Del("Content-Length")
-		responsewriters.ErrorNegotiated(apierrors.NewBadRequest("the patch does not fit the object: "+status.Message), codecs,
+		responsewriters.ErrorNegotiated(apierrors.NewBadRequest("the request does not fit the object: "+status.Message), codecs,
 			schema.GroupVersion{Version: "v1"}, w, r)
 	})
+}
+
+func isNumber(text string) bool {
+	_, err := strconv.ParseUint(text, 10, 64)
+	return err == nil
 }
 
 // failureHolder keeps back an answer of 500 until somebody has looked at it. Others pass.

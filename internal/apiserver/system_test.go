@@ -208,6 +208,33 @@ func TestFirstAddressesAreReserved(t *testing.T) {
 	}
 }
 
+// TestAskedPortIsNotChosenToo: a port that the user asks for is never chosen for another purpose of the same Service.
+func TestAskedPortIsNotChosenToo(t *testing.T) {
+	t.Parallel()
+	opts := testOptions(t)
+	opts.NodePorts = "30000-30001"
+	s := start(t, opts)
+	services := s.Client().CoreV1().Services("default")
+	for range 12 { // a coin that falls on the same side twelve times
+		svc, err := services.Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: "lb"},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+				HealthCheckNodePort: 30000, Ports: []corev1.ServicePort{{Port: 80}},
+			},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if svc.Spec.Ports[0].NodePort != 30001 {
+			t.Fatalf("the node port is %d and the port for health checks %d", svc.Spec.Ports[0].NodePort, svc.Spec.HealthCheckNodePort)
+		}
+		if err := services.Delete(t.Context(), "lb", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestBadStateIsServedAndHealed: a store in which a Service holds the API's address, from before that was reserved, does not
 // keep the server from starting, and is put right when the Service goes.
 func TestBadStateIsServedAndHealed(t *testing.T) {

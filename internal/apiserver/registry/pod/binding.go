@@ -7,7 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
@@ -68,7 +70,9 @@ func (r *bindingREST) Create(ctx context.Context, name string, obj runtime.Objec
 
 func validateBinding(binding *corev1.Binding) field.ErrorList {
 	kind, name := field.NewPath("target", "kind"), field.NewPath("target", "name")
-	var errs field.ErrorList
+	// They are copied to the Pod, which could not be updated any more if they were wrong.
+	errs := metavalidation.ValidateLabels(binding.Labels, field.NewPath("metadata", "labels"))
+	errs = append(errs, apivalidation.ValidateAnnotations(binding.Annotations, field.NewPath("metadata", "annotations"))...)
 	node := binding.Target.Kind == "" || binding.Target.Kind == "Node"
 	if !node {
 		errs = append(errs, field.NotSupported(kind, binding.Target.Kind, []string{"Node"}))

@@ -69,6 +69,7 @@ func TestBinding(t *testing.T) {
 		"other kind": {func(b *corev1.Binding) { b.Target.Kind = "Pod" }, apierrors.IsInvalid},
 		"no node":    {func(b *corev1.Binding) { b.Target.Name = "" }, apierrors.IsInvalid},
 		"odd node":   {func(b *corev1.Binding) { b.Target.Name = "A b" }, apierrors.IsInvalid},
+		"odd label":  {func(b *corev1.Binding) { b.Labels = map[string]string{"a b": "c"} }, apierrors.IsInvalid},
 		"other UID":  {func(b *corev1.Binding) { b.UID = "x" }, apierrors.IsConflict},
 		"outdated":   {func(b *corev1.Binding) { b.ResourceVersion = created.ResourceVersion + "0" }, apierrors.IsConflict},
 	} {

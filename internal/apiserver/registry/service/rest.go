@@ -129,6 +129,8 @@ type choice struct {
 	hold       *alloc.Hold
 	trial      bool
 	full       bool
+	// asked are the ports that the user asked for, which are not chosen for anything else in the same Service.
+	asked map[int32]bool
 	// last is the object as it was last handed to the store, to name the field of a conflict.
 	last *corev1.Service
 }
@@ -184,14 +186,25 @@ func (c *choice) TakeAddress(_ corev1.IPFamily, ip string) error {
 }
 
 func (c *choice) NodePort() (int32, error) {
-	port, err := c.hold.Port()
-	return int32(port), c.noteFull(err)
+	for {
+		port, err := c.hold.Port()
+		if err != nil {
+			return 0, c.noteFull(err)
+		}
+		if !c.asked[int32(port)] { // else the request holds it from here on, and gets another
+			return int32(port), nil
+		}
+	}
 }
 
 func (c *choice) TakeNodePort(port int32) error {
 	if err := c.hold.CheckPort(port); err != nil {
 		return err
 	}
+	if c.asked == nil {
+		c.asked = map[int32]bool{}
+	}
+	c.asked[port] = true
 	return c.checkFree(portKey(uint16(port)))
 }
 
