@@ -70,12 +70,22 @@ func addResources(scheme *runtime.Scheme, resources []registry.Resource) error {
 	return nil
 }
 
-// storageCodecs encode what etcd keeps: protobuf, which costs less than JSON in time and space.
-func storageCodecs(scheme *runtime.Scheme, codecs serializer.CodecFactory) func(group string) runtime.Codec {
+// storageCodecs encode what etcd keeps: protobuf, which costs less than JSON in time and space. Objects are stored in the
+// first of their group's versions, and read from any.
+func storageCodecs(scheme *runtime.Scheme, codecs serializer.CodecFactory) func(schema.GroupResource) runtime.Codec {
 	encoder := protobuf.NewSerializer(scheme, scheme)
-	return func(group string) runtime.Codec {
-		version := schema.GroupVersion{Group: group, Version: "v1"}
-		internal := schema.GroupVersion{Group: group, Version: runtime.APIVersionInternal}
+	return func(resource schema.GroupResource) runtime.Codec {
+		version := scheme.PrioritizedVersionsForGroup(resource.Group)[0]
+		internal := schema.GroupVersion{Group: resource.Group, Version: runtime.APIVersionInternal}
 		return codecs.CodecForVersions(encoder, codecs.UniversalDeserializer(), version, internal)
 	}
+}
+
+// unqualifiedGroups are those whose resources Kubernetes keeps under their plural names alone.
+func unqualifiedGroups() map[string]bool {
+	out := map[string]bool{}
+	for _, group := range groups {
+		out[group.version.Group] = true
+	}
+	return out
 }

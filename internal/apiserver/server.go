@@ -10,16 +10,20 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/endpoints/openapi"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	genericserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
@@ -53,7 +57,9 @@ type Server struct {
 	certs    *certificates
 	// core and networking code objects as they are stored.
 	core, networking runtime.Codec
-	guards           *guards
+	// kv reads and writes them in etcd.
+	kv     clientv3.KV
+	guards *guards
 
 	// ranges are the cluster's own, once they have been read.
 	ranges      atomic.Pointer[[]netip.Prefix]
@@ -116,11 +122,11 @@ func (s *Server) build() error {
 	scheme := newScheme()
 	codecs := serializer.NewCodecFactory(scheme)
 	codec := storageCodecs(scheme, codecs)
-	s.core, s.networking = codec(corev1.GroupName), codec(networkingv1.GroupName)
+	s.core, s.networking = codec(corev1.Resource("services")), codec(networkingv1.Resource("ipaddresses"))
 	s.book = alloc.New(uint16(s.opts.ports.Base), uint16(s.opts.ports.Base+s.opts.ports.Size-1),
 		rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), time.Now)
 	s.book.SetRanges(s.opts.ranges)
-	s.tracker = &tracker{client: s.store.Client(), book: s.book}
+	s.tracker = newTracker(s.store, s.book)
 
 	config, err := s.config(scheme, codecs)
 	if err != nil {
@@ -133,11 +139,14 @@ func (s *Server) build() error {
 	getter := &store.RESTOptions{
 		Store: s.store,
 		Codec: codec,
+		// As in Kubernetes; data that older versions wrote is there.
+		Unqualified: unqualifiedGroups(),
 		Paths: map[schema.GroupResource]string{
 			corev1.Resource("services"):  "services/specs",
 			corev1.Resource("endpoints"): "services/endpoints",
 		},
-		Claimers: map[schema.GroupResource]store.Claimer{corev1.Resource("services"): service.Claimer(s.networking)},
+		ClaimPaths: map[string]schema.GroupResource{service.PortPrefix: corev1.Resource("services")},
+		Claimers:   map[schema.GroupResource]store.Claimer{corev1.Resource("services"): service.Claimer(s.networking)},
 		OnRead: map[schema.GroupResource]func(runtime.Object){
 			corev1.Resource("services"): func(obj runtime.Object) {
 				if svc, ok := obj.(*corev1.Service); ok {
@@ -150,13 +159,20 @@ func (s *Server) build() error {
 			// One for each Service, which hardly anybody reads: the server itself follows the keys alone.
 			networkingv1.Resource("ipaddresses"): true,
 		},
+		Vital: map[schema.GroupResource]bool{
+			{Group: coordinationv1.GroupName, Resource: "leases"}: true, // without them no controller leads, and nothing is cleaned up
+		},
 	}
 	config.RESTOptionsGetter = getter
+	s.kv = getter.KV()
 	if s.generic, err = config.Complete(s.factory).New("portal", genericserver.NewEmptyDelegate()); err != nil {
 		return err
 	}
 	s.Handle(CertificatesPath, s.certs)
 	s.Handle(customResourcesPath, http.HandlerFunc(noCustomResources))
+	for _, path := range []string{StoragePath, StoragePath + "/defrag", StoragePath + "/snapshot"} {
+		s.Handle(path, storageHandler(s.store))
+	}
 	return s.install(scheme, codecs, getter, resources)
 }
 
@@ -183,6 +199,10 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	config.ShutdownWatchTerminationGracePeriod = 500 * time.Millisecond
 	config.ShutdownSendRetryAfter = true
 	config.EnableProfiling = true
+	longRunning := config.LongRunningFunc
+	config.LongRunningFunc = func(r *http.Request, info *request.RequestInfo) bool {
+		return longRunning(r, info) || strings.HasPrefix(r.URL.Path, StoragePath) // a large database takes its time
+	}
 	namer := openapi.NewDefinitionNamer(scheme)
 	config.OpenAPIConfig = genericserver.DefaultOpenAPIConfig(generated.GetOpenAPIDefinitions, namer)
 	config.OpenAPIConfig.Info.Title = "Portal"
@@ -209,8 +229,10 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	}
 	etcd := healthz.NamedCheck("etcd", func(r *http.Request) error { return s.store.Check(r.Context()) })
 	config.AddHealthChecks(etcd)
+	// Only readiness: a restart does not make room.
+	config.AddReadyzChecks(healthz.NamedCheck(storageCheck, func(*http.Request) error { return s.store.Writable() }))
 	config.BuildHandlerChainFunc = func(api http.Handler, c *genericserver.Config) http.Handler {
-		api = withMemberLimit(ownMistakes(api, codecs), codecs, s.opts.MaxBodyBytes)
+		api = withMemberLimit(sayWhy(ownMistakes(api, codecs), s.store), codecs, s.opts.MaxBodyBytes)
 		api = withInFlightLimit(api, c, s.opts.MaxInFlight, s.opts.MaxMutatingInFlight)
 		return s.listener.sawRequest(genericserver.DefaultBuildHandlerChain(s.listener.sawClient(api), c))
 	}
@@ -405,7 +427,8 @@ func (s *Server) afterReady(ctx context.Context, fail context.CancelCauseFunc, h
 func (s *Server) waitReady(ctx context.Context) error {
 	client := s.client.Discovery().RESTClient()
 	for {
-		err := client.Get().AbsPath("/readyz").Do(ctx).Error()
+		// A storage that refuses writes still serves reads and deletions.
+		err := client.Get().AbsPath("/readyz").Param("exclude", storageCheck).Do(ctx).Error()
 		if err == nil {
 			return nil
 		}
@@ -429,7 +452,7 @@ func (s *Server) ServiceRanges() []netip.Prefix { return s.opts.ranges }
 // NewAuditor makes an auditor of what this server's store holds.
 func (s *Server) NewAuditor(interval time.Duration) *audit.Auditor {
 	return audit.New(audit.Options{
-		KV: s.store.Client().KV, Core: s.core, Networking: s.networking, NodePorts: s.opts.ports, Client: s.client, Interval: interval,
+		KV: s.kv, Core: s.core, Networking: s.networking, NodePorts: s.opts.ports, Client: s.client, Interval: interval,
 	})
 }
 

@@ -14,21 +14,34 @@ import (
 	"portal/internal/store"
 )
 
-// tracker tells the book of what is claimed in etcd, whoever claimed it.
+// tracker tells the allocator what is claimed in etcd, whoever claimed it. One goroutine lists and watches, so that an
+// older list can't undo what a newer event has said.
 type tracker struct {
 	client *clientv3.Client
-	book   *alloc.Book
+	// history ends when etcd was restored to an older revision, and with it what the allocator knows.
+	history func() context.Context
+	book    *alloc.Book
+	// refreshes are requests to list everything again; each is answered when that is done.
+	refreshes chan chan error
 
 	mu        sync.Mutex
 	refreshed time.Time
 }
 
-// refreshEvery bounds how often requests that find a range full make everything be listed again.
-const refreshEvery = time.Second
+func newTracker(s *store.Store, book *alloc.Book) *tracker {
+	return &tracker{client: s.Client(), history: s.History, book: book, refreshes: make(chan chan error)}
+}
+
+const (
+	// refreshEvery bounds how often requests that find a range full make everything be listed again.
+	refreshEvery = time.Second
+	// relistAfter is the pause before a list that failed is tried again.
+	relistAfter = time.Second
+)
 
 var claimPrefixes = []string{store.Prefix + service.AddressPrefix, store.Prefix + service.PortPrefix}
 
-// load lists every claim and returns the revision from which to watch.
+// load lists every claim and returns the revision of the list, after which to watch.
 func (t *tracker) load(ctx context.Context) (int64, error) {
 	var claims []alloc.Claim
 	var revision int64
@@ -37,7 +50,9 @@ func (t *tracker) load(ctx context.Context) (int64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("list claims: %w", err)
 		}
-		revision = resp.Header.Revision
+		if revision == 0 {
+			revision = resp.Header.Revision // that of the others would be of their answer, not of what they read
+		}
 		for _, kv := range resp.Kvs {
 			if claim, ok := service.ParseClaim(store.Prefix, string(kv.Key)); ok {
 				claims = append(claims, claim)
@@ -48,54 +63,74 @@ func (t *tracker) load(ctx context.Context) (int64, error) {
 	return revision, nil
 }
 
-// refresh lists everything again, unless that was done a moment ago.
+// refresh has everything listed again, unless that was done a moment ago, and waits for it.
 func (t *tracker) refresh(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if time.Since(t.refreshed) < refreshEvery {
 		return nil
 	}
-	_, err := t.load(ctx)
-	if err == nil {
-		t.refreshed = time.Now()
+	done := make(chan error, 1)
+	select {
+	case t.refreshes <- done:
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return err
+	select {
+	case err := <-done:
+		t.refreshed = time.Now()
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // run follows the claims from a revision on until ctx ends.
 func (t *tracker) run(ctx context.Context, revision int64) {
 	for ctx.Err() == nil {
-		err := t.follow(ctx, revision)
+		waiting, err := t.follow(ctx, revision)
 		if ctx.Err() != nil {
 			return
 		}
-		klog.InfoS("Following claims was interrupted; listing them again", "err", err)
+		if waiting == nil {
+			klog.InfoS("watch on claims was interrupted, listing them again", "err", err)
+		}
 		for ctx.Err() == nil {
-			if revision, err = t.load(ctx); err == nil {
+			revision, err = t.load(ctx)
+			if waiting != nil {
+				waiting <- err
+				waiting = nil
+			}
+			if err == nil {
 				break
 			}
+			klog.ErrorS(err, "list of claims failed, retrying", "in", relistAfter)
 			select {
 			case <-ctx.Done():
-			case <-time.After(time.Second):
+			case <-time.After(relistAfter):
 			}
 		}
 	}
 }
 
-// follow watches both kinds of claims. It returns when a watch ends.
-func (t *tracker) follow(ctx context.Context, revision int64) error {
+// follow watches both kinds of claims. It returns when a watch ends, or with the first who asks for a new list.
+func (t *tracker) follow(ctx context.Context, revision int64) (waiting chan error, err error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
+	defer context.AfterFunc(t.history(), cancel)()
 	var group sync.WaitGroup
-	errs := make(chan error, len(claimPrefixes))
+	defer group.Wait()
+	defer cancel()
+	ended := make(chan error, len(claimPrefixes))
 	for _, prefix := range claimPrefixes {
-		group.Go(func() {
-			defer cancel()
-			errs <- t.followPrefix(ctx, prefix, revision)
-		})
+		group.Go(func() { ended <- t.followPrefix(ctx, prefix, revision) })
 	}
-	group.Wait()
-	return <-errs
+	select {
+	case waiting = <-t.refreshes:
+		return waiting, nil
+	case err = <-ended:
+		return nil, err
+	}
 }
 
 func (t *tracker) followPrefix(ctx context.Context, prefix string, revision int64) error {

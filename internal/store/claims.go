@@ -15,7 +15,7 @@ import (
 type Claim struct {
 	// Key below the store's prefix.
 	Key string
-	// Encode gives what is stored at the key; it is asked only when the claim is new.
+	// Encode gives what is stored at the key, before its transformer; it is asked only when the claim is new.
 	Encode func() ([]byte, error)
 }
 
@@ -41,7 +41,11 @@ func Claimed(err error) (key string, ok bool) {
 type changes struct {
 	take []Claim
 	free []string
+	seal sealer
 }
+
+// sealer makes of a plain value what is stored at a key.
+type sealer func(ctx context.Context, key string, plain []byte) ([]byte, error)
 
 type changesKey struct{}
 
@@ -76,10 +80,17 @@ type claiming struct {
 	claims Claimer
 	// isNew says that an object handed to an update does not exist yet.
 	versioner storage.Versioner
+	seal      sealer
+}
+
+func (s *claiming) between(old, new runtime.Object) changes {
+	delta := s.claims.between(old, new)
+	delta.seal = s.seal
+	return delta
 }
 
 func (s *claiming) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
-	delta := s.claims.between(nil, obj)
+	delta := s.between(nil, obj)
 	return s.Interface.Create(context.WithValue(ctx, changesKey{}, &delta), key, obj, out, ttl)
 }
 
@@ -90,7 +101,7 @@ func (s *claiming) Delete(ctx context.Context, key string, out runtime.Object, p
 	ctx = context.WithValue(ctx, changesKey{}, delta)
 	// Validation runs on every try, with the object as it will be deleted.
 	return s.Interface.Delete(ctx, key, out, preconditions, func(ctx context.Context, obj runtime.Object) error {
-		*delta = s.claims.between(obj, nil)
+		*delta = s.between(obj, nil)
 		return validate(ctx, obj)
 	}, cached, opts)
 }
@@ -110,7 +121,7 @@ func (s *claiming) GuaranteedUpdate(ctx context.Context, key string, out runtime
 			}
 			updated, ttl, err := try(old, meta)
 			if err == nil {
-				*delta = s.claims.between(before, updated)
+				*delta = s.between(before, updated)
 			}
 			return updated, ttl, err
 		}, cached)
@@ -121,19 +132,24 @@ type claimingKV struct {
 	kubernetes.Interface
 	kv     clientv3.KV
 	prefix string
+	space  *space
 }
 
 func (c *claimingKV) OptimisticPut(ctx context.Context, key string, value []byte, revision int64,
 	opts kubernetes.PutOptions,
 ) (kubernetes.PutResponse, error) {
+	if err := c.space.admit(ctx, len(key)+len(value)); err != nil {
+		return kubernetes.PutResponse{}, err
+	}
 	delta, _ := ctx.Value(changesKey{}).(*changes)
 	if delta.empty() {
-		return c.Interface.OptimisticPut(ctx, key, value, revision, opts)
+		resp, err := c.Interface.OptimisticPut(ctx, key, value, revision, opts)
+		return resp, c.space.explain(err)
 	}
 	put := clientv3.OpPut(key, string(value), clientv3.WithLease(opts.LeaseID))
 	resp, kv, err := c.commit(ctx, key, revision, put, delta)
 	if err != nil {
-		return kubernetes.PutResponse{}, err
+		return kubernetes.PutResponse{}, c.space.explain(err)
 	}
 	return kubernetes.PutResponse{KV: kv, Succeeded: resp.Succeeded, Revision: resp.Header.Revision}, nil
 }
@@ -166,6 +182,9 @@ func (c *claimingKV) commit(ctx context.Context, key string, revision int64, op 
 			return nil, nil, fmt.Errorf("claim %s: %w", claim.Key, err)
 		}
 		full := c.prefix + claim.Key
+		if value, err = delta.seal(ctx, full, value); err != nil {
+			return nil, nil, fmt.Errorf("claim %s: %w", claim.Key, err)
+		}
 		conditions = append(conditions, clientv3.Compare(clientv3.CreateRevision(full), "=", 0))
 		then = append(then, clientv3.OpPut(full, string(value)))
 		otherwise = append(otherwise, clientv3.OpGet(full, clientv3.WithCountOnly()))

@@ -38,6 +38,18 @@ func DefaultOptions() Options {
 	return Options{QuotaBytes: 8 << 30, CompactionInterval: 5 * time.Minute, DialTimeout: 20 * time.Second}
 }
 
+const (
+	// The embedded etcd is a cluster of one member, whose peer URL nobody listens at.
+	memberName     = "portal"
+	peerURL        = "http://localhost:2380"
+	initialCluster = memberName + "=" + peerURL
+
+	// lockName is the file by which one process holds etcd's directory.
+	lockName = "portal.lock"
+	// readyTimeout is how long the embedded etcd may take to elect itself and apply its log.
+	readyTimeout = time.Minute
+)
+
 type embedded struct {
 	etcd   *embed.Etcd
 	client *clientv3.Client
@@ -54,21 +66,25 @@ func startEmbedded(ctx context.Context, opts Options) (*embedded, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkFiles(opts.Dir); err != nil {
+		_ = lock.Close()
+		return nil, err
+	}
 	cfg := embed.NewConfig()
-	cfg.Name = "portal"
+	cfg.Name = memberName
 	cfg.Dir = opts.Dir
-	cfg.InitialCluster = cfg.Name + "=" + embed.DefaultInitialAdvertisePeerURLs
+	cfg.InitialCluster = initialCluster
 	cfg.ListenClientUrls, cfg.ListenPeerUrls = nil, nil
-	cfg.QuotaBackendBytes = opts.QuotaBytes
+	cfg.QuotaBackendBytes = opts.QuotaBytes + reserve(opts.QuotaBytes)
 	cfg.MaxTxnOps = MaxTxnOps
 	cfg.MaxRequestBytes = 4 << 20
 	// Fewer entries kept in memory for followers, of which there are none.
 	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = 10_000, 500
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger())
-	etcd, err := embed.StartEtcd(cfg)
+	etcd, err := guarded(func() (*embed.Etcd, error) { return embed.StartEtcd(cfg) })
 	if err != nil {
 		_ = lock.Close()
-		return nil, fmt.Errorf("start etcd in %s: %w", opts.Dir, err)
+		return nil, &DamagedError{Dir: opts.Dir, Cause: err}
 	}
 	e := &embedded{etcd: etcd, lock: lock}
 	select {
@@ -76,6 +92,9 @@ func startEmbedded(ctx context.Context, opts Options) (*embedded, error) {
 	case err := <-etcd.Err():
 		e.stop()
 		return nil, fmt.Errorf("etcd in %s ended at start: %w", opts.Dir, err)
+	case <-time.After(readyTimeout):
+		e.stop()
+		return nil, &DamagedError{Dir: opts.Dir, Cause: fmt.Errorf("etcd did not become ready within %s", readyTimeout)}
 	case <-ctx.Done():
 		e.stop()
 		return nil, ctx.Err()
@@ -89,16 +108,19 @@ func (e *embedded) stop() {
 	_ = e.lock.Close()
 }
 
+// ErrInUse says that another process has the data directory open.
+var ErrInUse = errors.New("in use by another server")
+
 // lockDir makes sure that no second server uses the same folder: etcd itself would wait for it in silence.
 func lockDir(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "portal.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("etcd's folder: %w", err)
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s is in use by another server: stop it, or give this one a --data-dir of its own", dir)
+			return nil, fmt.Errorf("%s is %w: stop it, or give this one a --data-dir of its own", dir, ErrInUse)
 		}
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}

@@ -3,71 +3,71 @@ package store
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"k8s.io/apiserver/pkg/storage"
 )
 
-// prompt makes consistent reads from the watch cache quick. Such a read asks etcd for its revision and waits until the
-// cache's watch has come that far; when nothing of its kind was written lately the watch only says so when asked, which
-// the cache does every 100 ms. prompt asks at once.
-type prompt struct {
-	storage.Interface
-	progress *progress
-}
-
-func (p prompt) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
-	revision, err := p.Interface.GetCurrentResourceVersion(ctx)
-	if err == nil {
-		p.progress.request()
-	}
-	return revision, err
-}
-
-// progress asks etcd to tell its watches how far they are, for all resources at once: their watches share a stream.
+// progress asks etcd to tell a resource's watches how far they are, when reads wait for that.
 type progress struct {
-	ask    atomic.Pointer[func(context.Context) error]
-	wanted chan struct{}
-	stop   context.CancelFunc
-	done   sync.WaitGroup
+	ask  func(context.Context) error
+	ctx  context.Context
+	stop context.CancelFunc
+	done sync.WaitGroup
+
+	mu sync.Mutex
+	// asking says that a goroutine is at it, and again that it has to ask once more.
+	asking, again bool
 }
 
-// atMostEvery bounds how often etcd is asked, however many reads wait for it.
-const atMostEvery = time.Millisecond
+const (
+	// atMostEvery bounds how often etcd is asked, however many reads wait for it.
+	atMostEvery = time.Millisecond
+	// restFor is how many times longer than a request the pause after it is: a slow etcd is asked less often.
+	restFor = 4
+)
 
-func newProgress() *progress {
-	ctx, stop := context.WithCancel(context.Background())
-	p := &progress{wanted: make(chan struct{}, 1), stop: stop}
-	p.done.Go(func() { p.run(ctx) })
+func newProgress(ask func(context.Context) error) *progress {
+	p := &progress{ask: ask}
+	p.ctx, p.stop = context.WithCancel(context.Background())
 	return p
 }
 
-// use says how to ask; any resource's storage will do.
-func (p *progress) use(ask func(context.Context) error) { p.ask.CompareAndSwap(nil, &ask) }
-
+// request makes etcd be asked at a moment later than this one, soon.
 func (p *progress) request() {
-	select {
-	case p.wanted <- struct{}{}:
-	default: // one is on its way already, and will be later than this moment
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx.Err() != nil {
+		return
 	}
+	if p.asking {
+		p.again = true
+		return
+	}
+	p.asking = true
+	p.done.Go(p.run)
 }
 
-func (p *progress) run(ctx context.Context) {
+func (p *progress) run() {
 	for {
+		start := time.Now()
+		_ = p.ask(p.ctx) // the cache asks again by itself
 		select {
-		case <-ctx.Done():
+		case <-p.ctx.Done():
+		case <-time.After(max(atMostEvery, restFor*time.Since(start))):
+		}
+		p.mu.Lock()
+		if !p.again || p.ctx.Err() != nil {
+			p.asking = false
+			p.mu.Unlock()
 			return
-		case <-p.wanted:
 		}
-		if ask := p.ask.Load(); ask != nil {
-			_ = (*ask)(ctx) // the cache asks again by itself
-		}
-		time.Sleep(atMostEvery)
+		p.again = false
+		p.mu.Unlock()
 	}
 }
 
 func (p *progress) close() {
+	p.mu.Lock()
 	p.stop()
+	p.mu.Unlock()
 	p.done.Wait()
 }

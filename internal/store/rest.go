@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
-	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -20,16 +20,28 @@ import (
 // cache above that.
 type RESTOptions struct {
 	Store *Store
-	// Codec encodes objects of a group as they are stored.
-	Codec func(group string) runtime.Codec
-	// Paths are where objects are kept, below Prefix, where it is not the resource's name.
+	// Codec encodes a resource's objects in the version in which they are stored, and decodes them from any.
+	Codec func(schema.GroupResource) runtime.Codec
+	// Paths are where objects are kept below Prefix, if it is not where path says.
 	Paths map[schema.GroupResource]string
+	// Unqualified groups have their resources kept under their plural names alone.
+	Unqualified map[string]bool
+	// Transformers encrypt a resource's objects, and the claims that are kept among them; the others are stored as they are.
+	Transformers map[schema.GroupResource]value.Transformer
+	// ClaimPaths are where claims are kept that are no objects, and the resource whose transformer they share.
+	ClaimPaths map[string]schema.GroupResource
 	// Claimers are the resources with claims.
 	Claimers map[schema.GroupResource]Claimer
 	// OnRead completes objects as they come from etcd, for what older writers left out.
 	OnRead map[schema.GroupResource]func(runtime.Object)
 	// Uncached resources are read from etcd: objects with a time to live, which are written much and read rarely.
 	Uncached map[schema.GroupResource]bool
+	// Vital resources are written even when the embedded etcd is at its quota, from its reserve: what the controllers
+	// need to go on working, and so to delete.
+	Vital map[schema.GroupResource]bool
+
+	mu         sync.Mutex
+	registered map[schema.GroupResource]string
 }
 
 var _ generic.RESTOptionsGetter = &RESTOptions{}
@@ -39,11 +51,11 @@ var leases = etcd3.LeaseManagerConfig{ReuseDurationSeconds: 60, MaxObjectCount: 
 
 // GetRESTOptions is asked once for each resource.
 func (o *RESTOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
-	path, ok := o.Paths[resource]
-	if !ok {
-		path = resource.Resource
+	path, err := o.register(resource)
+	if err != nil {
+		return generic.RESTOptions{}, err
 	}
-	codec := completing{o.Codec(resource.Group), o.OnRead[resource]}
+	codec := completing{o.Codec(resource), o.OnRead[resource]}
 	return generic.RESTOptions{
 		StorageConfig: &storagebackend.ConfigForResource{
 			Config: storagebackend.Config{
@@ -89,18 +101,21 @@ func (o *RESTOptions) decorate(config *storagebackend.ConfigForResource, prefix 
 ) (storage.Interface, factory.DestroyFunc, error) {
 	versioner := storage.APIObjectVersioner{}
 	raw, err := etcd3.New(o.Store.client, o.Store.compaction, config.Codec, newFunc, newListFunc, config.Prefix, prefix,
-		config.GroupResource, identity.NewEncryptCheckTransformer(), config.LeaseManagerConfig,
+		config.GroupResource, o.transformer(config.GroupResource), config.LeaseManagerConfig,
 		etcd3.NewDefaultDecoder(config.Codec, versioner), versioner)
 	if err != nil {
 		return nil, nil, err
 	}
-	o.Store.progress.use(raw.RequestWatchProgress)
-	var below storage.Interface = prompt{raw, o.Store.progress}
+	direct := newResource(raw, o.Store, config.GroupResource, o.Vital[config.GroupResource])
+	var below storage.Interface = direct
 	if claims, ok := o.Claimers[config.GroupResource]; ok {
-		below = &claiming{Interface: below, claims: claims, versioner: versioner}
+		below = &claiming{Interface: below, claims: claims, versioner: versioner, seal: o.seal}
 	}
 	if o.Uncached[config.GroupResource] {
-		return below, sync.OnceFunc(raw.Close), nil
+		return below, sync.OnceFunc(func() {
+			direct.close()
+			raw.Close()
+		}), nil
 	}
 	c, err := cacher.NewCacherFromConfig(cacher.Config{
 		Storage:             below,
@@ -121,9 +136,10 @@ func (o *RESTOptions) decorate(config *storagebackend.ConfigForResource, prefix 
 		return nil, nil, err
 	}
 	delegator := cacher.NewCacheDelegator(c, below)
-	return delegator, sync.OnceFunc(func() {
+	return checked{delegator, o.Store}, sync.OnceFunc(func() {
 		delegator.Stop()
 		c.Stop()
+		direct.close()
 		raw.Close()
 	}), nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -34,15 +35,39 @@ type Store struct {
 	compactor  interface{ Stop() }
 	compaction etcd3.Compactor
 	embedded   *embedded
-	progress   *progress
+	revisions  *revisions
+	space      *space
+	// background is what runs until Close.
+	background sync.WaitGroup
+	stop       context.CancelFunc
 }
 
-// Open connects to the etcd that the options name, or starts one in this process.
+// Open connects to the etcd that the options name, or starts one in this process. An etcd at its quota is open too: it
+// serves reads and deletions, and Writable says why it refuses the rest.
 func Open(ctx context.Context, opts Options) (*Store, error) {
-	s := &Store{}
+	s, err := Attach(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	// Before anybody writes: an alarm from before a restart with a higher quota goes here.
+	s.space.look(ctx)
+	compactor := etcd3.NewCompactor(s.client.Client, opts.CompactionInterval, clock.RealClock{}, nil)
+	s.compactor, s.compaction = compactor, compactor
+	background, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.background.Go(func() { s.space.run(background) })
+	return s, nil
+}
+
+// Attach opens an etcd and changes nothing by itself: for commands that look at it or repair it.
+func Attach(ctx context.Context, opts Options) (*Store, error) {
+	s := &Store{revisions: newRevisions()}
 	var client *clientv3.Client
 	var err error
 	if len(opts.Servers) == 0 {
+		if opts.QuotaBytes == 0 {
+			opts.QuotaBytes = DefaultOptions().QuotaBytes
+		}
 		if s.embedded, err = startEmbedded(ctx, opts); err != nil {
 			return nil, err
 		}
@@ -51,24 +76,33 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	} else if client, err = dial(ctx, opts); err != nil {
 		return nil, err
 	}
-	client.KV = etcd3.NewETCDLatencyTracker(client.KV)
+	upkeep := maintenance{client: client}
+	if s.embedded != nil {
+		upkeep.embedded, upkeep.quota, upkeep.backend = true, opts.QuotaBytes, s.embedded.etcd.Server.Backend()
+	}
+	s.space = newSpace(upkeep)
+	client.KV = &observedKV{KV: etcd3.NewETCDLatencyTracker(client.KV), revisions: s.revisions, noSpace: s.space.noSpace}
 	s.client = &kubernetes.Client{Client: client}
-	s.client.Kubernetes = &claimingKV{Interface: s.client, kv: client.KV, prefix: Prefix}
-	compactor := etcd3.NewCompactor(client, opts.CompactionInterval, clock.RealClock{}, nil)
-	s.compactor, s.compaction = compactor, compactor
-	s.progress = newProgress()
+	s.client.Kubernetes = &claimingKV{Interface: s.client, kv: client.KV, prefix: Prefix, space: s.space}
 	return s, nil
 }
 
 // Close ends the compaction, then the connection, then the embedded etcd. The API server must have ended before.
 func (s *Store) Close() {
-	s.progress.close()
-	s.compactor.Stop()
+	if s.stop != nil {
+		s.stop()
+		s.background.Wait()
+		s.compactor.Stop()
+	}
 	_ = s.client.Close()
 	if s.embedded != nil {
 		s.embedded.stop()
 	}
 }
+
+// History ends when etcd turns out to have been restored to an older revision: what was learnt from watches is void
+// then, and they have to start over. The next call returns the new history.
+func (s *Store) History() context.Context { return s.revisions.history() }
 
 // Client is the etcd client itself, for what is not an API object.
 func (s *Store) Client() *clientv3.Client { return s.client.Client }
@@ -85,7 +119,7 @@ func (s *Store) Failed() <-chan error {
 func (s *Store) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	if _, err := s.client.Client.Get(ctx, Prefix+"/health"); err != nil {
+	if _, err := s.client.Client.Get(ctx, Prefix+"/health"); err != nil && !s.space.defragmenting.Load() {
 		return fmt.Errorf("etcd: %w", err)
 	}
 	return nil

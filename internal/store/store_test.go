@@ -35,31 +35,44 @@ func dataClaims(obj runtime.Object) []Claim {
 type fixture struct {
 	*Store
 	claiming storage.Interface
+	end      func()
 }
 
 func open(t *testing.T) fixture {
 	t.Helper()
 	opts := DefaultOptions()
 	opts.Dir = t.TempDir()
+	return openWith(t, opts)
+}
+
+func openWith(t *testing.T, opts Options) fixture {
+	t.Helper()
 	s, err := Open(t.Context(), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.Close)
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
 	codec := serializer.NewCodecFactory(scheme).LegacyCodec(corev1.SchemeGroupVersion)
 	versioner := storage.APIObjectVersioner{}
+	name := schema.GroupResource{Resource: "configmaps"}
 	raw, err := etcd3.New(s.client, s.compaction, codec, func() runtime.Object { return &corev1.ConfigMap{} },
-		func() runtime.Object { return &corev1.ConfigMapList{} }, Prefix, "/configmaps", schema.GroupResource{Resource: "configmaps"},
+		func() runtime.Object { return &corev1.ConfigMapList{} }, Prefix, "/configmaps", name,
 		identity.NewEncryptCheckTransformer(), leases, etcd3.NewDefaultDecoder(codec, versioner), versioner)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(raw.Close)
-	return fixture{Store: s, claiming: &claiming{Interface: raw, claims: dataClaims, versioner: versioner}}
+	direct := newResource(raw, s, name, false)
+	f := fixture{Store: s, claiming: &claiming{Interface: direct, claims: dataClaims, versioner: versioner, seal: (&RESTOptions{}).seal}}
+	f.end = sync.OnceFunc(func() {
+		direct.close()
+		raw.Close()
+		s.Close()
+	})
+	t.Cleanup(f.end)
+	return f
 }
 
 func object(name string, claims ...string) *corev1.ConfigMap {

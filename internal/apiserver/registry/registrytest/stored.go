@@ -31,7 +31,7 @@ func Stored(t testing.TB, resource registry.Resource) map[string]rest.Storage {
 	}
 	codec := serializer.NewCodecFactory(scheme).LegacyCodec(corev1.SchemeGroupVersion)
 	storage, err := resource.Storage(scheme, &store.RESTOptions{
-		Store: etcd, Codec: func(string) runtime.Codec { return codec },
+		Store: etcd, Codec: func(schema.GroupResource) runtime.Codec { return codec },
 		Uncached: map[schema.GroupResource]bool{corev1.Resource(resource.Name()): true},
 	})
 	if err != nil {

@@ -1,0 +1,309 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+)
+
+// space watches how full etcd is. An etcd that reaches its quota raises the alarm NOSPACE and refuses everything but
+// reads, deletions and compaction until somebody disarms it. space is that somebody: it compacts, defragments the embedded
+// etcd, and disarms the alarm when there is room. An external etcd belongs to its administrator and may serve others, so
+// it is defragmented on command only.
+//
+// Of the embedded etcd a reserve beyond the quota is kept for writes that lead to room: deleting a namespace, a Pod or
+// an object with finalizers writes the object before it removes it, and so does whoever elects the controllers that do it.
+type space struct {
+	maintenance
+	poll time.Duration
+	// again asks for a look before the next poll: a write was refused.
+	again chan struct{}
+	// refused says why writes are refused; "" if they are accepted.
+	refused atomic.Pointer[string]
+	// defragmenting is set while etcd answers nothing for a known reason.
+	defragmenting atomic.Bool
+	// turn is held by whoever compacts and defragments.
+	turn sync.Mutex
+	// useless is how much was in use when defragmentation last did not make enough room.
+	useless int64
+}
+
+// reserve is how far the embedded etcd's own quota lies beyond the one that users are held to.
+func reserve(quota int64) int64 {
+	if quota <= 0 {
+		return 0
+	}
+	return max(quota/16, 4<<20)
+}
+
+type exemptKey struct{}
+
+// exempt marks a write that may use the reserve. The value may be set until the write is issued.
+func exempt(ctx context.Context, allowed *bool) context.Context {
+	return context.WithValue(ctx, exemptKey{}, allowed)
+}
+
+// admit refuses a write of so many bytes that is beyond the quota and may not use the reserve.
+func (s *space) admit(ctx context.Context, cost int) error {
+	if !s.embedded || s.quota <= 0 || s.backend.Size()+int64(cost) < s.quota {
+		return nil
+	}
+	s.noSpace()
+	if allowed, ok := ctx.Value(exemptKey{}).(*bool); ok && *allowed {
+		return nil
+	}
+	return s.explain(rpctypes.ErrNoSpace)
+}
+
+const (
+	pollEmbedded = 2 * time.Second // an in-process call that reads a few counters
+	pollExternal = 15 * time.Second
+	// roomShare is the part of the quota, 1/roomShare, that must be free before writes are accepted again: with less, the
+	// alarm would come and go with every few writes.
+	roomShare = 20
+)
+
+func newSpace(m maintenance) *space {
+	s := &space{maintenance: m, poll: pollExternal, again: make(chan struct{}, 1)}
+	if m.embedded {
+		s.poll = pollEmbedded
+	}
+	s.refused.Store(new(string))
+	registerMetrics()
+	return s
+}
+
+// noSpace is called when a write was refused.
+func (s *space) noSpace() {
+	select {
+	case s.again <- struct{}{}:
+	default:
+	}
+}
+
+// run looks after etcd's space until ctx ends.
+func (s *space) run(ctx context.Context) {
+	tick := time.NewTicker(s.poll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-s.again:
+		}
+		s.look(ctx)
+		// Refused writes come in crowds; one look a second is enough for all.
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(min(s.poll, time.Second)):
+		}
+	}
+}
+
+// look measures, and makes room if etcd is full.
+func (s *space) look(ctx context.Context) {
+	members := s.members(ctx)
+	if s.full(members) || s.wasteful(members) {
+		if err := s.recover(ctx, members); err != nil && ctx.Err() == nil {
+			klog.ErrorS(err, "making room in etcd failed, retrying", "in", s.poll)
+		}
+		members = s.members(ctx)
+	}
+	s.report(members)
+}
+
+func (s *space) report(members []MemberStatus) {
+	why := whyRefused(members, s.embedded)
+	before := *s.refused.Swap(&why)
+	measure(members, why != "")
+	switch {
+	case why != "" && before == "":
+		klog.ErrorS(nil, "storage refuses writes", "reason", why)
+	case why == "" && before != "":
+		klog.InfoS("storage accepts writes again")
+	}
+}
+
+func (s *space) full(members []MemberStatus) bool {
+	return slices.ContainsFunc(members, func(m MemberStatus) bool { return m.full(s.embedded) })
+}
+
+// full says that the member refuses writes, or that the reserve of the embedded one has been touched.
+func (m *MemberStatus) full(embedded bool) bool {
+	return slices.Contains(m.Alarms, noSpaceAlarm) || embedded && m.QuotaBytes > 0 && m.SizeBytes >= m.QuotaBytes
+}
+
+// wasteful says that the embedded etcd is about to reach its quota although most of its file is free pages.
+func (s *space) wasteful(members []MemberStatus) bool {
+	m := members[0]
+	return s.embedded && m.QuotaBytes > 0 && m.SizeBytes > m.QuotaBytes/10*9 && m.InUseBytes < m.QuotaBytes/2 && s.worthwhile(m)
+}
+
+const noSpaceAlarm = "NOSPACE"
+
+// recover makes room and, if there is enough, disarms the alarm.
+func (s *space) recover(ctx context.Context, members []MemberStatus) error {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	if err := s.compact(ctx); err != nil {
+		return err
+	}
+	if !roomy(members) && s.embedded {
+		members = s.members(ctx)
+		if m := members[0]; m.InUseBytes <= limit(m) && s.worthwhile(m) {
+			if err := s.defragmentNow(ctx); err != nil {
+				return err
+			}
+			members = s.members(ctx)
+			s.useless = 0
+			if !roomy(members) {
+				s.useless = m.InUseBytes
+			}
+		}
+	}
+	if !roomy(members) || !alarmed(members) {
+		return nil
+	}
+	return s.disarm(ctx)
+}
+
+func alarmed(members []MemberStatus) bool {
+	return slices.ContainsFunc(members, func(m MemberStatus) bool { return slices.Contains(m.Alarms, noSpaceAlarm) })
+}
+
+// worthwhile says that defragmenting can do more than it did the last time.
+func (s *space) worthwhile(m MemberStatus) bool {
+	return s.useless == 0 || m.InUseBytes < s.useless-m.QuotaBytes/100
+}
+
+func (s *space) defragmentNow(ctx context.Context) error {
+	s.defragmenting.Store(true)
+	defer s.defragmenting.Store(false)
+	start := time.Now()
+	before := s.members(ctx)
+	if err := s.defragment(ctx); err != nil {
+		return err
+	}
+	defragmentations.Inc()
+	after := s.members(ctx)
+	klog.InfoS("defragmented etcd", "before", humanSize(sizeOf(before)), "after", humanSize(sizeOf(after)), "took", time.Since(start))
+	return nil
+}
+
+// limit is the size up to which a member counts as having room.
+func limit(m MemberStatus) int64 { return m.QuotaBytes - m.QuotaBytes/roomShare }
+
+// roomy says that every member is known to have room.
+func roomy(members []MemberStatus) bool {
+	return !slices.ContainsFunc(members, func(m MemberStatus) bool {
+		return m.Error != "" || m.QuotaBytes <= 0 || m.SizeBytes > limit(m)
+	})
+}
+
+func sizeOf(members []MemberStatus) int64 {
+	var size int64
+	for _, m := range members {
+		size = max(size, m.SizeBytes)
+	}
+	return size
+}
+
+// whyRefused says why etcd refuses writes, and what to do about it; "" if it accepts them.
+func whyRefused(members []MemberStatus, embedded bool) string {
+	for _, m := range members {
+		if slices.Contains(m.Alarms, "CORRUPT") {
+			return "etcd has found its data corrupt (alarm CORRUPT at " + m.Endpoint + "): restore a snapshot with `portal storage restore`"
+		}
+		if !m.full(embedded) {
+			continue
+		}
+		if embedded {
+			return fmt.Sprintf("etcd is full: %s in use of a quota of %s; writes are accepted again below %s: delete objects, or raise --etcd-quota-bytes",
+				humanSize(m.InUseBytes), humanSize(m.QuotaBytes), humanSize(limit(m)))
+		}
+		return fmt.Sprintf("etcd is full (alarm NOSPACE; %s holds %s, %s in use): delete objects and run `portal storage defrag`, or raise etcd's --quota-backend-bytes",
+			m.Endpoint, humanSize(m.SizeBytes), humanSize(m.InUseBytes))
+	}
+	return ""
+}
+
+func humanSize(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+
+// explain makes of etcd's refusal an answer that says what is wrong and what to do.
+func (s *space) explain(err error) error {
+	if !isNoSpace(err) {
+		return err
+	}
+	why := *s.refused.Load()
+	if why == "" {
+		why = "etcd has just reached its quota and is making room, try again"
+	}
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: metav1.StatusReasonInternalError,
+		Message: "the object was not stored: " + why,
+	}}
+}
+
+// Writable says why etcd refuses writes; nil if it accepts them.
+func (s *Store) Writable() error {
+	if why := *s.space.refused.Load(); why != "" {
+		return errors.New(why)
+	}
+	return nil
+}
+
+// Status describes the storage.
+func (s *Store) Status(ctx context.Context) (Status, error) { return s.space.status(ctx) }
+
+// Defragment drops old revisions, gives free pages back to the file system, and lets etcd accept writes again if it
+// refused them and there is room now.
+func (s *Store) Defragment(ctx context.Context) (Status, error) {
+	if err := s.space.onCommand(ctx); err != nil {
+		return Status{}, err
+	}
+	return s.Status(ctx)
+}
+
+func (s *space) onCommand(ctx context.Context) error {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	if err := s.compact(ctx); err != nil {
+		return err
+	}
+	if err := s.defragmentNow(ctx); err != nil {
+		return err
+	}
+	members := s.members(ctx)
+	// An etcd before 3.6 doesn't tell its quota. Whoever asks for this expects writes to be tried again.
+	unknown := !slices.ContainsFunc(members, func(m MemberStatus) bool { return m.Error != "" || m.QuotaBytes > 0 })
+	if alarmed(members) && (roomy(members) || unknown) {
+		if err := s.disarm(ctx); err != nil {
+			return err
+		}
+		members = s.members(ctx)
+	}
+	s.report(members)
+	return nil
+}
+
+func isCompacted(err error) bool {
+	return errors.Is(err, rpctypes.ErrCompacted) || strings.Contains(err.Error(), "required revision has been compacted")
+}
+
+// Snapshot writes the whole database, followed by its SHA-256.
+func (s *Store) Snapshot(ctx context.Context, to io.Writer) error { return s.space.snapshot(ctx, to) }

@@ -1,0 +1,189 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+const smallQuota = 8 << 20
+
+func small(t *testing.T) Options {
+	opts := DefaultOptions()
+	opts.Dir = t.TempDir()
+	opts.QuotaBytes = smallQuota
+	return opts
+}
+
+// large is an object of 300 kB with one claim of its own.
+func large(name string) *corev1.ConfigMap {
+	cm := object(name, name)
+	cm.BinaryData = map[string][]byte{"data": make([]byte, 300_000)}
+	return cm
+}
+
+func (f fixture) createLarge(t *testing.T, name string) error {
+	return f.claiming.Create(t.Context(), "/configmaps/"+name, large(name), &corev1.ConfigMap{}, 0)
+}
+
+// fill creates objects until etcd refuses, and returns how many there are and the refusal.
+func (f fixture) fill(t *testing.T) (int, error) {
+	t.Helper()
+	for i := 0; i < 1000; {
+		err := f.createLarge(t, fmt.Sprint("large-", i))
+		if err == nil {
+			i++
+			continue
+		}
+		// It may only have been history that took up the room.
+		if f.space.look(t.Context()); f.Writable() != nil {
+			return i, f.createLarge(t, fmt.Sprint("large-", i))
+		}
+	}
+	t.Fatal("etcd never refused a write")
+	return 0, nil
+}
+
+func (f fixture) becomes(t *testing.T, writable bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		err := f.Writable()
+		if (err == nil) == writable {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("writable should be %v, but: %v", writable, err)
+		}
+	}
+}
+
+// An etcd that is full of live data says so, serves reads and deletions, and accepts writes again when enough was
+// deleted, without anybody's help.
+func TestFullOfLiveData(t *testing.T) {
+	f := openWith(t, small(t))
+	n, err := f.fill(t)
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Code != http.StatusInsufficientStorage || !strings.Contains(err.Error(), "quota") {
+		t.Errorf("a write to a full storage: %v, want a 507 that names the quota", err)
+	}
+	f.becomes(t, false)
+	if err := f.Writable(); !strings.Contains(err.Error(), "--etcd-quota-bytes") {
+		t.Errorf("the reason does not say what to do: %v", err)
+	}
+	if err := f.claiming.Get(t.Context(), "/configmaps/large-0", storage.GetOptions{}, &corev1.ConfigMap{}); err != nil {
+		t.Errorf("a read: %v", err)
+	}
+	for i := range n {
+		if err := f.remove(t, fmt.Sprint("large-", i)); err != nil {
+			t.Fatalf("a deletion: %v", err)
+		}
+	}
+	f.becomes(t, true)
+	if err := f.createLarge(t, "after"); err != nil {
+		t.Errorf("a write after there was room again: %v", err)
+	}
+	f.want(t, "after:after")
+}
+
+// History alone never fills etcd for long: it is compacted and the file defragmented when that is what takes up the room.
+func TestFullOfHistory(t *testing.T) {
+	f := openWith(t, small(t))
+	for i := range 60 {
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+			err := f.update(t.Context(), "one", func(cm *corev1.ConfigMap) {
+				cm.BinaryData = map[string][]byte{"data": make([]byte, 300_000+i)}
+			})
+			if err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("write %d of 300 kB in place: %v", i, err)
+			}
+		}
+	}
+	status, err := f.Status(t.Context())
+	must(t, err)
+	if got := status.Members[0].SizeBytes; got > smallQuota+2*reserve(smallQuota) {
+		t.Errorf("the database has %d bytes", got)
+	}
+}
+
+// Deletions that write before they remove (finalizers, grace periods, namespaces) work at the quota.
+func TestDeletionMarksAtTheQuota(t *testing.T) {
+	f := openWith(t, small(t))
+	if err := f.create(t, "guarded"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.fill(t); err == nil {
+		t.Fatal("not full")
+	}
+	if err := f.update(t.Context(), "guarded", func(cm *corev1.ConfigMap) { cm.Labels = map[string]string{"a": "b"} }); err == nil {
+		t.Error("an ordinary update was accepted at the quota")
+	}
+	now := metav1.Now()
+	if err := f.update(t.Context(), "guarded", func(cm *corev1.ConfigMap) { cm.DeletionTimestamp = &now }); err != nil {
+		t.Errorf("marking an object as deleted: %v", err)
+	}
+}
+
+// alarmed leaves a data directory whose etcd has raised the alarm and is full of live data.
+func alarmedDir(t *testing.T) Options {
+	t.Helper()
+	opts := small(t)
+	f := openWith(t, opts)
+	// Past Portal's own checks, as an older version did.
+	for i := range 1000 {
+		_, err := f.space.client.Put(t.Context(), fmt.Sprint(Prefix, "/old/", i), string(make([]byte, 300_000)))
+		if isNoSpace(err) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	resp, err := f.Client().AlarmList(t.Context())
+	if err != nil || len(resp.Alarms) != 1 || resp.Alarms[0].Alarm != etcdserverpb.AlarmType_NOSPACE {
+		t.Fatalf("alarms: %v, %v", resp, err)
+	}
+	f.end()
+	return opts
+}
+
+// A server starts on an etcd that has raised the alarm, and deletions end it.
+func TestStartWithTheAlarm(t *testing.T) {
+	f := openWith(t, alarmedDir(t))
+	if f.Writable() == nil {
+		t.Fatal("a full storage says that it is writable")
+	}
+	if err := f.create(t, "a"); err == nil {
+		t.Fatal("a full storage accepts writes")
+	}
+	if _, err := f.Client().Delete(t.Context(), Prefix+"/old/", clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	f.becomes(t, true)
+	if err := f.create(t, "a", "1"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRaisedQuotaHelpsAtOnce(t *testing.T) {
+	opts := alarmedDir(t)
+	opts.QuotaBytes = 64 << 20
+	f := openWith(t, opts)
+	if err := f.Writable(); err != nil {
+		t.Errorf("with a raised quota: %v", err)
+	}
+	if err := f.createLarge(t, "a"); err != nil {
+		t.Error(err)
+	}
+}
