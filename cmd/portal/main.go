@@ -75,6 +75,7 @@ func newRootCommand() *cobra.Command {
 		newEnvCommand(),
 		newAuditCommand(),
 		newCertsCommand(),
+		newStorageCommand(),
 		newVersionCommand(),
 		newKubectlCommand(),
 	)
