@@ -33,6 +33,9 @@ type space struct {
 	again chan struct{}
 	// refused says why writes are refused; "" if they are accepted.
 	refused atomic.Pointer[string]
+	// pressed is set when a write did not fit into the embedded etcd's quota. From then on all are refused until there is
+	// room, so that what is refused does not depend on how large it is.
+	pressed atomic.Bool
 	// defragmenting is set while etcd answers nothing for a known reason.
 	defragmenting atomic.Bool
 	// turn is held by whoever compacts and defragments.
@@ -58,9 +61,13 @@ func exempt(ctx context.Context, allowed *bool) context.Context {
 
 // admit refuses a write of so many bytes that is beyond the quota and may not use the reserve.
 func (s *space) admit(ctx context.Context, cost int) error {
-	if !s.embedded || s.quota <= 0 || s.backend.Size()+int64(cost) < s.quota {
+	if !s.embedded || s.quota <= 0 {
 		return nil
 	}
+	if fits := s.backend.Size()+int64(cost) < s.quota; fits && !s.pressed.Load() {
+		return nil
+	}
+	s.pressed.Store(true)
 	s.noSpace()
 	if allowed, ok := ctx.Value(exemptKey{}).(*bool); ok && *allowed {
 		return nil
@@ -118,7 +125,7 @@ func (s *space) run(ctx context.Context) {
 // look measures, and makes room if etcd is full.
 func (s *space) look(ctx context.Context) {
 	members := s.members(ctx)
-	if s.full(members) || s.wasteful(members) {
+	if s.full(members) || s.wasteful(members) || s.pressed.Load() {
 		if err := s.recover(ctx, members); err != nil && ctx.Err() == nil {
 			klog.ErrorS(err, "making room in etcd failed, retrying", "in", s.poll)
 		}
@@ -128,7 +135,10 @@ func (s *space) look(ctx context.Context) {
 }
 
 func (s *space) report(members []MemberStatus) {
-	why := whyRefused(members, s.embedded)
+	if roomy(members) {
+		s.pressed.Store(false)
+	}
+	why := s.why(members)
 	before := *s.refused.Swap(&why)
 	measure(members, why != "")
 	switch {
@@ -223,16 +233,16 @@ func sizeOf(members []MemberStatus) int64 {
 	return size
 }
 
-// whyRefused says why etcd refuses writes, and what to do about it; "" if it accepts them.
-func whyRefused(members []MemberStatus, embedded bool) string {
+// why says why writes are refused, and what to do about it; "" if they are accepted.
+func (s *space) why(members []MemberStatus) string {
 	for _, m := range members {
 		if slices.Contains(m.Alarms, "CORRUPT") {
 			return "etcd has found its data corrupt (alarm CORRUPT at " + m.Endpoint + "): restore a snapshot with `portal storage restore`"
 		}
-		if !m.full(embedded) {
+		if !m.full(s.embedded) && !s.pressed.Load() {
 			continue
 		}
-		if embedded {
+		if s.embedded {
 			return fmt.Sprintf("etcd is full: %s in use of a quota of %s; writes are accepted again below %s: delete objects, or raise --etcd-quota-bytes",
 				humanSize(m.InUseBytes), humanSize(m.QuotaBytes), humanSize(limit(m)))
 		}
@@ -268,7 +278,11 @@ func (s *Store) Writable() error {
 }
 
 // Status describes the storage.
-func (s *Store) Status(ctx context.Context) (Status, error) { return s.space.status(ctx) }
+func (s *Store) Status(ctx context.Context) (Status, error) {
+	status, err := s.space.status(ctx)
+	status.WritesRefused = s.space.why(status.Members)
+	return status, err
+}
 
 // Defragment drops old revisions, gives free pages back to the file system, and lets etcd accept writes again if it
 // refused them and there is room now.

@@ -18,7 +18,10 @@ type Etcd struct {
 }
 
 // StartEtcd runs an etcd cluster of n members, each in a folder below dir, and waits until they answer.
-func StartEtcd(dir string, n int) ([]*Etcd, error) {
+func StartEtcd(dir string, n int) ([]*Etcd, error) { return StartEtcdWith(dir, n) }
+
+// StartEtcdWith is StartEtcd with more flags.
+func StartEtcdWith(dir string, n int, flags ...string) ([]*Etcd, error) {
 	var members []*Etcd
 	var initial []string
 	for i := range n {
@@ -34,7 +37,7 @@ func StartEtcd(dir string, n int) ([]*Etcd, error) {
 		}})
 	}
 	for _, m := range members {
-		m.args = append(m.args, "--initial-cluster", strings.Join(initial, ","))
+		m.args = append(append(m.args, "--initial-cluster", strings.Join(initial, ",")), flags...)
 		if err := m.Start(); err != nil {
 			return nil, err
 		}
