@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func newBook(t interface{ Helper() }, firstPort, lastPort uint16, prefixes ...string) (*Book, *time.Time) {
+func newAllocator(t interface{ Helper() }, firstPort, lastPort uint16, prefixes ...string) (*Allocator, *time.Time) {
 	t.Helper()
 	now := time.Unix(1_700_000_000, 0)
 	b := New(firstPort, lastPort, rand.New(rand.NewPCG(1, 2)), func() time.Time { return now })
@@ -25,7 +25,7 @@ func newBook(t interface{ Helper() }, firstPort, lastPort uint16, prefixes ...st
 // A range is handed out to its last address, the upper part first, none twice, and neither the network's own address
 // nor the broadcast address ever.
 func TestEveryAddressOnceUpperPartFirst(t *testing.T) {
-	b, _ := newBook(t, 30000, 30009, "10.0.0.0/24")
+	b, _ := newAllocator(t, 30000, 30009, "10.0.0.0/24")
 	h := b.Begin(false)
 	seen := map[netip.Addr]bool{}
 	for i := range 254 {
@@ -53,9 +53,9 @@ func TestEveryAddressOnceUpperPartFirst(t *testing.T) {
 	}
 }
 
-// What one request holds no other gets; what it lets go of is free again.
-func TestHold(t *testing.T) {
-	b, now := newBook(t, 30000, 30000, "10.0.0.0/30")
+// What one request has reserved no other gets; what it releases is free again.
+func TestReservation(t *testing.T) {
+	b, now := newAllocator(t, 30000, 30000, "10.0.0.0/30")
 	first := b.Begin(false)
 	port, err := first.Port()
 	if err != nil || port != 30000 {
@@ -63,30 +63,30 @@ func TestHold(t *testing.T) {
 	}
 	second := b.Begin(false)
 	if got, err := second.Port(); err == nil {
-		t.Fatalf("a second request got %d while the first held the only port", got)
+		t.Fatalf("a second request got %d while the first had reserved the only port", got)
 	}
-	first.Drop()
+	first.Release()
 	if _, err := second.Port(); err != nil {
-		t.Fatalf("the port is not free after it was let go of: %v", err)
+		t.Fatalf("the port is not free after it was released: %v", err)
 	}
-	second.Keep()
+	second.Commit()
 	if _, err := b.Begin(false).Port(); err == nil {
-		t.Fatal("a stored claim that the book has not heard of yet was handed out")
+		t.Fatal("a stored claim that the allocator has not been told of yet was handed out")
 	}
-	// It was stored and removed again before the book heard of either.
-	*now = now.Add(keepFor + time.Second)
+	// It was stored and removed again before the allocator was told of either.
+	*now = now.Add(commitGrace + time.Second)
 	if _, err := b.Begin(false).Port(); err != nil {
-		t.Fatalf("what was kept is not let go of in the end: %v", err)
+		t.Fatalf("a committed claim does not expire: %v", err)
 	}
 }
 
-// A claim that is heard of outlives the hold through which it was made.
-func TestHeardOfWhileHeld(t *testing.T) {
-	b, now := newBook(t, 30000, 30000)
+// A stored claim outlives the reservation through which it was made.
+func TestStoredWhileReserved(t *testing.T) {
+	b, now := newAllocator(t, 30000, 30000)
 	h := b.Begin(false)
 	port, _ := h.Port()
 	b.Taken(Claim{Port: port})
-	h.Drop()
+	h.Release()
 	*now = now.Add(time.Hour)
 	if _, err := b.Begin(false).Port(); err == nil {
 		t.Fatal("a claim was forgotten because the request that made it failed afterwards")
@@ -98,7 +98,7 @@ func TestHeardOfWhileHeld(t *testing.T) {
 }
 
 func TestRangesComeAndGo(t *testing.T) {
-	b, _ := newBook(t, 1, 1, "10.0.0.0/30")
+	b, _ := newAllocator(t, 1, 1, "10.0.0.0/30")
 	b.Taken(Claim{Addr: netip.MustParseAddr("10.1.0.1")})
 	b.SetRanges([]netip.Prefix{netip.MustParsePrefix("10.1.0.0/30")})
 	addr, err := b.Begin(false).Address(false)
@@ -115,7 +115,7 @@ func TestRangesComeAndGo(t *testing.T) {
 }
 
 func TestCheckAddress(t *testing.T) {
-	b, _ := newBook(t, 1, 1, "10.0.0.0/29", "fd00::/112")
+	b, _ := newAllocator(t, 1, 1, "10.0.0.0/29", "fd00::/112")
 	for addr, ok := range map[string]bool{
 		"10.0.0.0": false, "10.0.0.1": true, "10.0.0.6": true, "10.0.0.7": false, "10.0.0.8": false,
 		"fd00::": false, "fd00::1": true, "fd00::ffff": true, "fd00::1:0": false,
@@ -128,7 +128,7 @@ func TestCheckAddress(t *testing.T) {
 
 // A range of 2^64 addresses costs no more than what is taken of it.
 func TestHugeRange(t *testing.T) {
-	b, _ := newBook(t, 1, 1, "fd00::/64")
+	b, _ := newAllocator(t, 1, 1, "fd00::/64")
 	h := b.Begin(false)
 	for range 1000 {
 		if _, err := h.Address(true); err != nil {
@@ -137,11 +137,11 @@ func TestHugeRange(t *testing.T) {
 	}
 }
 
-// TestBookAgainstModel plays random requests and news against a plain set: what the book hands out is never in it, and
+// TestAllocatorAgainstModel plays random requests and events against a plain set: what the allocator hands out is never in it, and
 // a range is called full only when it is.
-func TestBookAgainstModel(t *testing.T) {
+func TestAllocatorAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b, _ := newBook(t, 100, 140)
+		b, _ := newAllocator(t, 100, 140)
 		taken := map[uint16]bool{}
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
 			switch rapid.SampledFrom([]string{"create", "fail", "elsewhere", "delete", "relist"}).Draw(t, "step") {
@@ -160,9 +160,9 @@ func TestBookAgainstModel(t *testing.T) {
 				if rapid.Bool().Draw(t, "stored") {
 					taken[port] = true
 					b.Taken(Claim{Port: port})
-					h.Keep()
+					h.Commit()
 				} else {
-					h.Drop()
+					h.Release()
 				}
 			case "elsewhere":
 				port := uint16(rapid.IntRange(100, 140).Draw(t, "port"))
@@ -187,18 +187,18 @@ func TestBookAgainstModel(t *testing.T) {
 }
 
 func BenchmarkChooseInAnAlmostFullRange(b *testing.B) {
-	book, _ := newBook(b, 1, 1, "10.96.0.0/16")
-	fill := book.Begin(false)
+	allocator, _ := newAllocator(b, 1, 1, "10.96.0.0/16")
+	fill := allocator.Begin(false)
 	for range 65000 {
 		if _, err := fill.Address(false); err != nil {
 			b.Fatal(err)
 		}
 	}
 	for b.Loop() {
-		h := book.Begin(false)
+		h := allocator.Begin(false)
 		if _, err := h.Address(false); err != nil {
 			b.Fatal(err)
 		}
-		h.Drop()
+		h.Release()
 	}
 }

@@ -1,6 +1,6 @@
-// Package alloc chooses cluster IPs and node ports. It keeps a book of what is taken, as far as it has heard, and of
-// what requests under way hold; whether a choice stands is decided by the store, in the transaction that claims it.
-// It knows neither etcd nor the API.
+// Package alloc allocates cluster IPs and node ports. It keeps in memory what is allocated, as far as it has been told, and
+// what requests under way have reserved; whether an allocation stands is decided by the store, in the transaction that
+// claims it. It knows neither etcd nor the API.
 package alloc
 
 import (
@@ -17,111 +17,112 @@ type Claim struct {
 	Port uint16
 }
 
-// keepFor is how long a claim that was stored is held while the book has not yet heard of it. It only has to outlast
-// the watch's delay: what is held too short is refused by the store and chosen anew.
-const keepFor = 15 * time.Second
+// commitGrace is how long a stored claim stays reserved while the allocator has not been told of it. It only has to
+// outlast the watch's delay: one that is allocated again too early is refused by the store, and another is chosen.
+const commitGrace = 15 * time.Second
 
-// Book knows what is taken. Its methods may be called at the same time.
-type Book struct {
+// Allocator knows what is allocated. Its methods may be called concurrently.
+type Allocator struct {
 	mu     sync.Mutex
 	random *rand.Rand
 	now    func() time.Time
 
-	ranges []*addressRange
-	ports  *portRange
-	taken  map[Claim]struct{}
-	// held are claims of requests under way; a time says until when, the zero time that the request will say.
-	held  map[Claim]time.Time
-	swept time.Time
+	ranges    []*addressRange
+	ports     *portRange
+	allocated map[Claim]struct{}
+	// reserved are the claims of requests under way. A time says when the reservation expires; the zero time, that the
+	// request ends it.
+	reserved map[Claim]time.Time
+	expired  time.Time
 }
 
-// New makes an empty book. The node ports are first to last; the seed and the clock are the caller's.
-func New(firstPort, lastPort uint16, random *rand.Rand, now func() time.Time) *Book {
-	return &Book{
+// New makes an allocator that knows of no claims. Node ports are first to last; the caller gives randomness and clock.
+func New(firstPort, lastPort uint16, random *rand.Rand, now func() time.Time) *Allocator {
+	return &Allocator{
 		random: random, now: now,
-		ports: newPortRange(firstPort, lastPort),
-		taken: map[Claim]struct{}{}, held: map[Claim]time.Time{},
+		ports:     newPortRange(firstPort, lastPort),
+		allocated: map[Claim]struct{}{}, reserved: map[Claim]time.Time{},
 	}
 }
 
-// SetRanges says from which ranges addresses may be had, in order of preference.
-func (b *Book) SetRanges(prefixes []netip.Prefix) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// SetRanges sets the ranges that addresses are allocated from, in order of preference.
+func (a *Allocator) SetRanges(prefixes []netip.Prefix) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	known := map[netip.Prefix]*addressRange{}
-	for _, r := range b.ranges {
+	for _, r := range a.ranges {
 		known[r.prefix] = r
 	}
-	b.ranges = nil
+	a.ranges = nil
 	for _, p := range prefixes {
 		r := known[p]
 		if r == nil {
 			r = newAddressRange(p)
-			for c := range b.taken {
+			for c := range a.allocated {
 				r.occupy(c.Addr)
 			}
-			for c := range b.held {
+			for c := range a.reserved {
 				r.occupy(c.Addr)
 			}
 		}
-		b.ranges = append(b.ranges, r)
+		a.ranges = append(a.ranges, r)
 	}
 }
 
-// Ranges are those that addresses are had from.
-func (b *Book) Ranges() []netip.Prefix {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	out := make([]netip.Prefix, len(b.ranges))
-	for i, r := range b.ranges {
+// Ranges are the ranges that addresses are allocated from.
+func (a *Allocator) Ranges() []netip.Prefix {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]netip.Prefix, len(a.ranges))
+	for i, r := range a.ranges {
 		out[i] = r.prefix
 	}
 	return out
 }
 
-// Reset replaces all that was heard by a full list.
-func (b *Book) Reset(claims []Claim) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// Reset replaces everything that is known to be allocated by a full list.
+func (a *Allocator) Reset(claims []Claim) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	next := make(map[Claim]struct{}, len(claims))
 	for _, c := range claims {
 		next[c] = struct{}{}
-		delete(b.held, c)
+		delete(a.reserved, c)
 	}
-	for c := range b.taken {
+	for c := range a.allocated {
 		if _, still := next[c]; !still {
-			delete(b.taken, c)
-			b.clearUnlessHeld(c)
+			delete(a.allocated, c)
+			a.freeUnlessReserved(c)
 		}
 	}
 	for c := range next {
-		b.taken[c] = struct{}{}
-		b.mark(c)
+		a.allocated[c] = struct{}{}
+		a.mark(c)
 	}
 }
 
-// Taken says that a claim was stored.
-func (b *Book) Taken(c Claim) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.held, c)
-	b.taken[c] = struct{}{}
-	b.mark(c)
+// Taken tells the allocator that a claim was stored.
+func (a *Allocator) Taken(c Claim) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.reserved, c)
+	a.allocated[c] = struct{}{}
+	a.mark(c)
 }
 
-// Freed says that a claim was removed.
-func (b *Book) Freed(c Claim) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.taken, c)
-	b.clearUnlessHeld(c)
+// Freed tells the allocator that a claim was removed.
+func (a *Allocator) Freed(c Claim) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.allocated, c)
+	a.freeUnlessReserved(c)
 }
 
 // InUse counts the claims in a range, for metrics.
-func (b *Book) InUse(p netip.Prefix) (used, size uint64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for c := range b.taken {
+func (a *Allocator) InUse(p netip.Prefix) (used, size uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range a.allocated {
 		if c.Addr.IsValid() && p.Contains(c.Addr) {
 			used++
 		}
@@ -129,53 +130,53 @@ func (b *Book) InUse(p netip.Prefix) (used, size uint64) {
 	return used, newAddressRange(p).size
 }
 
-// PortsInUse counts the node ports taken.
-func (b *Book) PortsInUse() (used, size uint64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for c := range b.taken {
+// PortsInUse counts the allocated node ports, for metrics.
+func (a *Allocator) PortsInUse() (used, size uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range a.allocated {
 		if c.Port != 0 {
 			used++
 		}
 	}
-	return used, b.ports.size
+	return used, a.ports.size
 }
 
-func (b *Book) mark(c Claim) {
-	b.ports.occupy(c.Port)
-	for _, r := range b.ranges {
+func (a *Allocator) mark(c Claim) {
+	a.ports.occupy(c.Port)
+	for _, r := range a.ranges {
 		r.occupy(c.Addr)
 	}
 }
 
-func (b *Book) clearUnlessHeld(c Claim) {
-	if _, held := b.held[c]; held {
+func (a *Allocator) freeUnlessReserved(c Claim) {
+	if _, reserved := a.reserved[c]; reserved {
 		return
 	}
-	b.ports.leave(c.Port)
-	for _, r := range b.ranges {
+	a.ports.leave(c.Port)
+	for _, r := range a.ranges {
 		r.leave(c.Addr)
 	}
 }
 
-// release ends a hold; the place stays occupied if the claim was heard of meanwhile.
-func (b *Book) release(c Claim) {
-	delete(b.held, c)
-	if _, taken := b.taken[c]; !taken {
-		b.clearUnlessHeld(c)
+// release ends a reservation. The claim stays occupied if it has been stored meanwhile.
+func (a *Allocator) release(c Claim) {
+	delete(a.reserved, c)
+	if _, allocated := a.allocated[c]; !allocated {
+		a.freeUnlessReserved(c)
 	}
 }
 
-// sweep lets go of what was kept for too long. It runs now and then, on the way of a request.
-func (b *Book) sweep(force bool) {
-	now := b.now()
-	if !force && now.Sub(b.swept) < keepFor {
+// expire ends the reservations of committed claims that no watch has confirmed in time. Requests run it now and then.
+func (a *Allocator) expire() {
+	now := a.now()
+	if now.Sub(a.expired) < commitGrace {
 		return
 	}
-	b.swept = now
-	for c, until := range b.held {
+	a.expired = now
+	for c, until := range a.reserved {
 		if !until.IsZero() && now.After(until) {
-			b.release(c)
+			a.release(c)
 		}
 	}
 }
@@ -185,7 +186,7 @@ type FullError struct{ What string }
 
 func (e *FullError) Error() string { return "no free " + e.What + " is left" }
 
-// OutsideError says that what was asked for is in no range.
+// OutsideError says that what the user asked for is in no range.
 type OutsideError struct{ What, Ranges string }
 
 func (e *OutsideError) Error() string { return fmt.Sprintf("%s is not in %s", e.What, e.Ranges) }

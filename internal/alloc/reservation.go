@@ -7,37 +7,37 @@ import (
 	"time"
 )
 
-// Hold is one request's hold on claims, from its choice to its end. It is used by one goroutine.
-type Hold struct {
-	book   *Book
-	chosen map[Claim]bool
-	// trial holds nothing in the book: the request will store nothing.
-	trial bool
+// Reservation is what one request has reserved, from its choice to its end. It is used by one goroutine.
+type Reservation struct {
+	allocator *Allocator
+	chosen    map[Claim]bool
+	// dryRun is a request that will store nothing.
+	dryRun bool
 }
 
-// Begin starts a request. With trial nothing is held for it beyond its own choices.
-func (b *Book) Begin(trial bool) *Hold {
-	return &Hold{book: b, chosen: map[Claim]bool{}, trial: trial}
+// Begin starts a request. What a dry run has chosen is free again when it ends.
+func (a *Allocator) Begin(dryRun bool) *Reservation {
+	return &Reservation{allocator: a, chosen: map[Claim]bool{}, dryRun: dryRun}
 }
 
-// Address chooses a free address, an IPv6 one if six.
-func (h *Hold) Address(six bool) (netip.Addr, error) {
-	b := h.book
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.sweep(false)
+// Address reserves a free address, an IPv6 one if six.
+func (r *Reservation) Address(six bool) (netip.Addr, error) {
+	a := r.allocator
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.expire()
 	var full []string
-	for _, r := range b.ranges {
-		if r.prefix.Addr().Is6() != six {
+	for _, one := range a.ranges {
+		if one.prefix.Addr().Is6() != six {
 			continue
 		}
-		place, ok := r.pick(b.random)
+		place, ok := one.pick(a.random)
 		if !ok {
-			full = append(full, r.prefix.String())
+			full = append(full, one.prefix.String())
 			continue
 		}
-		addr := r.at(place)
-		h.hold(Claim{Addr: addr})
+		addr := one.at(place)
+		r.reserve(Claim{Addr: addr})
 		return addr, nil
 	}
 	if len(full) == 0 {
@@ -46,20 +46,21 @@ func (h *Hold) Address(six bool) (netip.Addr, error) {
 	return netip.Addr{}, &FullError{What: "address in " + strings.Join(full, ", ")}
 }
 
-// CheckAddress says whether an address that was asked for may be had at all; whether it is free the store will say.
-func (h *Hold) CheckAddress(addr netip.Addr) error {
-	b := h.book
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// CheckAddress says whether an address that the user asked for can be allocated at all. Whether it is free, the store
+// decides.
+func (r *Reservation) CheckAddress(addr netip.Addr) error {
+	a := r.allocator
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	var ranges []string
-	for _, r := range b.ranges {
-		if r.prefix.Contains(addr) {
-			if !r.usable(addr) {
-				return fmt.Errorf("%s is the first or last address of %s, which no Service can have", addr, r.prefix)
+	for _, one := range a.ranges {
+		if one.prefix.Contains(addr) {
+			if !one.usable(addr) {
+				return fmt.Errorf("%s is the first or last address of %s, which no Service can have", addr, one.prefix)
 			}
 			return nil
 		}
-		ranges = append(ranges, r.prefix.String())
+		ranges = append(ranges, one.prefix.String())
 	}
 	if len(ranges) == 0 {
 		ranges = []string{"any range: there is no ServiceCIDR"}
@@ -67,57 +68,58 @@ func (h *Hold) CheckAddress(addr netip.Addr) error {
 	return &OutsideError{What: addr.String(), Ranges: strings.Join(ranges, ", ")}
 }
 
-// Port chooses a free node port.
-func (h *Hold) Port() (uint16, error) {
-	b := h.book
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.sweep(false)
-	place, ok := b.ports.pick(b.random)
+// Port reserves a free node port.
+func (r *Reservation) Port() (uint16, error) {
+	a := r.allocator
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.expire()
+	place, ok := a.ports.pick(a.random)
 	if !ok {
-		return 0, &FullError{What: "port in " + b.ports.String()}
+		return 0, &FullError{What: "port in " + a.ports.String()}
 	}
-	port := b.ports.first + uint16(place)
-	h.hold(Claim{Port: port})
+	port := a.ports.first + uint16(place)
+	r.reserve(Claim{Port: port})
 	return port, nil
 }
 
-// CheckPort says whether a port that was asked for is in the range.
-func (h *Hold) CheckPort(port int32) error {
-	if r := h.book.ports; port < int32(r.first) || port > int32(r.last) {
-		return &OutsideError{What: fmt.Sprintf("port %d", port), Ranges: "the node port range " + r.String()}
+// CheckPort says whether a port that the user asked for is in the range.
+func (r *Reservation) CheckPort(port int32) error {
+	if ports := r.allocator.ports; port < int32(ports.first) || port > int32(ports.last) {
+		return &OutsideError{What: fmt.Sprintf("port %d", port), Ranges: "the node port range " + ports.String()}
 	}
 	return nil
 }
 
-// Chose says whether the claim was chosen here, and not asked for by the user.
-func (h *Hold) Chose(c Claim) bool { return h.chosen[c] }
+// Chose says whether the claim was chosen here, and not by the user.
+func (r *Reservation) Chose(c Claim) bool { return r.chosen[c] }
 
-// Keep ends the hold of a request whose claims were stored: they stay held until the book hears of them.
-func (h *Hold) Keep() { h.end(true) }
+// Commit ends the reservation of a request whose claims were stored: they stay reserved until the allocator is told of
+// them.
+func (r *Reservation) Commit() { r.end(true) }
 
-// Drop ends the hold of a request that stored nothing.
-func (h *Hold) Drop() { h.end(false) }
+// Release ends the reservation of a request that stored nothing.
+func (r *Reservation) Release() { r.end(false) }
 
-func (h *Hold) hold(c Claim) {
-	h.chosen[c] = true
-	h.book.held[c] = time.Time{}
-	h.book.mark(c)
+func (r *Reservation) reserve(c Claim) {
+	r.chosen[c] = true
+	r.allocator.reserved[c] = time.Time{}
+	r.allocator.mark(c)
 }
 
-func (h *Hold) end(stored bool) {
-	b := h.book
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for c := range h.chosen {
-		if _, held := b.held[c]; !held {
-			continue // the book has heard of it
+func (r *Reservation) end(stored bool) {
+	a := r.allocator
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for c := range r.chosen {
+		if _, reserved := a.reserved[c]; !reserved {
+			continue // the allocator knows that it is stored
 		}
-		if stored && !h.trial {
-			b.held[c] = b.now().Add(keepFor)
+		if stored && !r.dryRun {
+			a.reserved[c] = a.now().Add(commitGrace)
 			continue
 		}
-		b.release(c)
+		a.release(c)
 	}
 }
 

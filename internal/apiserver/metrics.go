@@ -50,7 +50,7 @@ func gauge(subsystem, name, help string, labels ...string) *metrics.GaugeVec {
 const reportEvery = 10 * time.Second
 
 // reportAllocation keeps the figures until ctx ends.
-func reportAllocation(ctx context.Context, book *alloc.Book) {
+func reportAllocation(ctx context.Context, book *alloc.Allocator) {
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
 	for {

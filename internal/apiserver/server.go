@@ -51,7 +51,7 @@ type Server struct {
 	loopback *restclient.Config
 	client   kubernetes.Interface
 	factory  informers.SharedInformerFactory
-	book     *alloc.Book
+	book     *alloc.Allocator
 	tracker  *tracker
 	listener *limitedListener
 	certs    *certificates

@@ -19,8 +19,8 @@ import (
 type tracker struct {
 	client *clientv3.Client
 	// history ends when etcd was restored to an older revision, and with it what the allocator knows.
-	history func() context.Context
-	book    *alloc.Book
+	history   func() context.Context
+	allocator *alloc.Allocator
 	// refreshes are requests to list everything again; each is answered when that is done.
 	refreshes chan chan error
 
@@ -28,8 +28,8 @@ type tracker struct {
 	refreshed time.Time
 }
 
-func newTracker(s *store.Store, book *alloc.Book) *tracker {
-	return &tracker{client: s.Client(), history: s.History, book: book, refreshes: make(chan chan error)}
+func newTracker(s *store.Store, allocator *alloc.Allocator) *tracker {
+	return &tracker{client: s.Client(), history: s.History, allocator: allocator, refreshes: make(chan chan error)}
 }
 
 const (
@@ -59,7 +59,7 @@ func (t *tracker) load(ctx context.Context) (int64, error) {
 			}
 		}
 	}
-	t.book.Reset(claims)
+	t.allocator.Reset(claims)
 	return revision, nil
 }
 
@@ -143,9 +143,9 @@ func (t *tracker) followPrefix(ctx context.Context, prefix string, revision int6
 			switch {
 			case !ok:
 			case event.Type == clientv3.EventTypeDelete:
-				t.book.Freed(claim)
+				t.allocator.Freed(claim)
 			case event.IsCreate():
-				t.book.Taken(claim)
+				t.allocator.Taken(claim)
 			}
 		}
 	}

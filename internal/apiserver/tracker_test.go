@@ -76,7 +76,7 @@ func (t *tracker) start(test *testing.T) {
 func (t *tracker) becomes(test *testing.T, want uint64) {
 	test.Helper()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		used, _ := t.book.InUse(testRange)
+		used, _ := t.allocator.InUse(testRange)
 		if used == want {
 			return
 		}

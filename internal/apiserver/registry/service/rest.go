@@ -23,7 +23,7 @@ import (
 
 // Allocation is what Services need to get addresses and ports: a book to choose from, and the store that decides.
 type Allocation struct {
-	Book *alloc.Book
+	Book *alloc.Allocator
 	// Families are the address families of the cluster; the first is the default.
 	Families []corev1.IPFamily
 	// Reserved says that an address is for the kubernetes Service only; nil reserves none.
@@ -93,10 +93,10 @@ func (a *Allocation) attempt(ctx context.Context, name string, trial bool, reque
 		choice := &choice{ctx: ctx, allocation: a, hold: a.Book.Begin(trial), trial: trial}
 		err := request(context.WithValue(ctx, choiceKey{}, choice))
 		if err == nil {
-			choice.hold.Keep()
+			choice.hold.Commit()
 			return nil
 		}
-		choice.hold.Drop()
+		choice.hold.Release()
 		if choice.full && !refreshed {
 			// The book may not have heard yet of what was freed.
 			refreshed = true
@@ -126,7 +126,7 @@ type choiceKey struct{}
 type choice struct {
 	ctx        context.Context
 	allocation *Allocation
-	hold       *alloc.Hold
+	hold       *alloc.Reservation
 	trial      bool
 	full       bool
 	// asked are the ports that the user asked for, which are not chosen for anything else in the same Service.
