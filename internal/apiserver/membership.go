@@ -19,12 +19,12 @@ import (
 	"portal/internal/store"
 )
 
-// membership keeps the endpoints of the kubernetes Service those of the servers that are alive: each holds a key in
-// etcd under a lease, and each writes what it sees, so that the last one standing puts it right.
+// membership keeps the endpoints of the kubernetes Service in line with the servers that are alive. Each server has a key
+// in etcd under a lease, and each reconciles the endpoints, so that the last one left corrects them.
 type membership struct {
 	etcd   *clientv3.Client
 	client kubernetes.Interface
-	// self is invalid for a server that others cannot reach; it still looks after the endpoints.
+	// self is invalid for a server that others cannot reach; it still reconciles the endpoints.
 	self netip.AddrPort
 }
 
@@ -32,6 +32,10 @@ const (
 	memberPrefix = store.Prefix + "/servers/"
 	memberTTL    = 10 // seconds until a server that died is no endpoint any more
 	resync       = 30 * time.Second
+	// rejoinAfter and rejoinAtMost are the pauses before a lost membership is registered again: an etcd at its quota
+	// grants no leases, for as long as it takes somebody to make room.
+	rejoinAfter  = time.Second
+	rejoinAtMost = 30 * time.Second
 )
 
 func newMembership(s *Server) *membership {
@@ -39,26 +43,33 @@ func newMembership(s *Server) *membership {
 	if s.opts.advertise.IsValid() {
 		m.self = netip.AddrPortFrom(s.opts.advertise, s.opts.port)
 	} else {
-		klog.InfoS("The kubernetes Service gets no endpoint for this server: it listens on loopback only, and no --advertise-address is given")
+		klog.InfoS("this server is no endpoint of the kubernetes Service: it listens on loopback only, and no --advertise-address is given")
 	}
 	return m
 }
 
-// run holds this server's membership and the endpoints until ctx ends, and then takes itself out.
+// run keeps this server registered and reconciles the endpoints until ctx ends, and then removes this server.
 func (m *membership) run(ctx context.Context) {
+	pause := rejoinAfter
 	for ctx.Err() == nil {
-		if err := m.hold(ctx); err != nil && ctx.Err() == nil {
-			klog.InfoS("Server membership was interrupted", "err", err)
+		start := time.Now()
+		err := m.register(ctx)
+		if ctx.Err() != nil {
+			return
 		}
+		if pause = min(2*pause, rejoinAtMost); time.Since(start) > rejoinAtMost {
+			pause = rejoinAfter
+		}
+		klog.InfoS("server membership was interrupted, registering again", "err", err, "in", pause)
 		select {
 		case <-ctx.Done():
-		case <-time.After(time.Second):
+		case <-time.After(pause):
 		}
 	}
 }
 
-// hold registers this server and reconciles until the lease or a watch is lost.
-func (m *membership) hold(ctx context.Context) error {
+// register registers this server and reconciles until the lease or a watch is lost.
+func (m *membership) register(ctx context.Context) error {
 	inner, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	lease, err := m.etcd.Grant(inner, memberTTL)
@@ -81,7 +92,7 @@ func (m *membership) hold(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		if err := m.reconcile(inner); err != nil && ctx.Err() == nil {
-			klog.InfoS("The kubernetes Service's endpoints could not be written", "err", err)
+			klog.InfoS("endpoints of the kubernetes Service could not be written, retrying", "err", err)
 		}
 		if err := await(ctx, alive, changed, tick.C); err != nil {
 			return err
@@ -89,7 +100,7 @@ func (m *membership) hold(ctx context.Context) error {
 	}
 }
 
-// await returns nil when it is time to look again.
+// await returns nil when it is time to reconcile again.
 func await(ctx context.Context, alive <-chan *clientv3.LeaseKeepAliveResponse, changed clientv3.WatchChan, tick <-chan time.Time) error {
 	for {
 		select {
@@ -116,15 +127,15 @@ func (m *membership) leave(ctx context.Context, lease clientv3.LeaseID) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	if _, err := m.etcd.Revoke(ctx, lease); err != nil {
-		klog.V(2).InfoS("Membership could not be given back; it ends by itself", "err", err)
+		klog.V(2).InfoS("server membership could not be revoked, it expires by itself", "err", err)
 		return
 	}
 	if err := m.reconcile(ctx); err != nil {
-		klog.V(2).InfoS("The last endpoints could not be written", "err", err)
+		klog.V(2).InfoS("endpoints of the kubernetes Service could not be written at the end", "err", err)
 	}
 }
 
-// members lists the servers alive.
+// members lists the servers that are alive.
 func (m *membership) members(ctx context.Context) ([]netip.AddrPort, error) {
 	resp, err := m.etcd.Get(ctx, memberPrefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
@@ -169,7 +180,7 @@ func sortedPorts(groups map[uint16][]netip.Addr) []uint16 {
 	return ports
 }
 
-// writeEndpoints writes the Endpoints object, which says itself that no controller should mirror it.
+// writeEndpoints writes the Endpoints object, with the label that keeps controllers from mirroring it.
 func (m *membership) writeEndpoints(ctx context.Context, members []netip.AddrPort) error {
 	want := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{
 		Name: defaultName, Namespace: metav1.NamespaceDefault,
@@ -197,7 +208,7 @@ func (m *membership) writeEndpoints(ctx context.Context, members []netip.AddrPor
 	return ignoreRace(err)
 }
 
-// ignoreRace drops errors that say that another server was quicker: it wrote the same.
+// ignoreRace drops errors which say that another server was faster: it wrote the same.
 func ignoreRace(err error) error {
 	if apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil

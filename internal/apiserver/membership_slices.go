@@ -31,7 +31,7 @@ func (m *membership) writeSlices(ctx context.Context, members []netip.AddrPort) 
 		case !exists:
 			_, err = client.Create(ctx, want, metav1.CreateOptions{})
 		case old.AddressType != want.AddressType:
-			err = client.Delete(ctx, want.Name, metav1.DeleteOptions{}) // made anew at the next look
+			err = client.Delete(ctx, want.Name, metav1.DeleteOptions{}) // the next pass creates it again
 		case !equality.Semantic.DeepEqual(old.Endpoints, want.Endpoints) || !equality.Semantic.DeepEqual(old.Ports, want.Ports):
 			want.ResourceVersion = old.ResourceVersion
 			_, err = client.Update(ctx, want, metav1.UpdateOptions{})

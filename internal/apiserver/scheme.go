@@ -81,6 +81,12 @@ func storageCodecs(scheme *runtime.Scheme, codecs serializer.CodecFactory) func(
 	}
 }
 
+// storagePaths are where resources are kept whose place in etcd does not have their plural name, as in Kubernetes.
+var storagePaths = map[schema.GroupResource]string{
+	corev1.Resource("services"):  "services/specs",
+	corev1.Resource("endpoints"): "services/endpoints",
+}
+
 // unqualifiedGroups are those whose resources Kubernetes keeps under their plural names alone.
 func unqualifiedGroups() map[string]bool {
 	out := map[string]bool{}

@@ -140,11 +140,7 @@ func (s *Server) build() error {
 		Store: s.store,
 		Codec: codec,
 		// As in Kubernetes; data that older versions wrote is there.
-		Unqualified: unqualifiedGroups(),
-		Paths: map[schema.GroupResource]string{
-			corev1.Resource("services"):  "services/specs",
-			corev1.Resource("endpoints"): "services/endpoints",
-		},
+		Unqualified: unqualifiedGroups(), Paths: storagePaths,
 		ClaimPaths: map[string]schema.GroupResource{service.PortPrefix: corev1.Resource("services")},
 		Claimers:   map[schema.GroupResource]store.Claimer{corev1.Resource("services"): service.Claimer(s.networking)},
 		OnRead: map[schema.GroupResource]func(runtime.Object){
