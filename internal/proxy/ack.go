@@ -26,6 +26,12 @@ func (p *Proxy) acknowledge(ctx context.Context, delta *plan.Delta, refused *bac
 	}
 	p.status.Synced, p.status.LastSync, p.status.LastSyncTook = true, now, now.Sub(start)
 	p.status.Syncs++
+	if b, ok := p.back.(backend.FallsBack); ok {
+		if n := b.Fallbacks(); n > p.status.Fallbacks {
+			p.metrics.fallbacks.Add(float64(n - p.status.Fallbacks))
+			p.status.Fallbacks = n
+		}
+	}
 	if delta.Full {
 		p.status.FullSyncs++
 		p.status.LastFullSync, p.status.LastFullSyncTook = now, now.Sub(start)
@@ -75,10 +81,10 @@ func (p *Proxy) noteRefused(refused *backend.Refused) {
 		for k, err := range refused.Frontends {
 			keys = append(keys, k)
 			if was[k] == nil {
-				p.Log.Error("a frontend was refused; the others are served", "frontend", k.String(), "err", err)
+				p.Log.Error("frontend was refused, the others are served", "frontend", k.String(), "err", err)
 			}
 		}
-		if again := time.Now().Add(refusedEvery); p.due.IsZero() || again.Before(p.due) {
+		if again := time.Now().Add(refusedInterval); p.due.IsZero() || again.Before(p.due) {
 			p.due = again
 		}
 	}
@@ -93,26 +99,7 @@ func (p *Proxy) cleanOthers(ctx context.Context) {
 			continue
 		}
 		if err := m.Cleanup(ctx); err != nil && ctx.Err() == nil {
-			p.Log.Warn("what another proxy mode left could not be removed", "mode", m.Name(), "err", err)
+			p.Log.Warn("could not remove the rules of another proxy mode", "mode", m.Name(), "err", err)
 		}
 	}
-}
-
-// check looks whether the kernel still has what it was told, and tells it again if not.
-func (p *Proxy) check(ctx context.Context) {
-	if !p.status.Synced || p.failures > 0 {
-		return
-	}
-	err := p.back.Check(ctx)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.status.LastCheck = time.Now()
-	if err == nil || ctx.Err() != nil {
-		return
-	}
-	p.Log.Warn("somebody changed what the kernel was told; telling it again", "found", err)
-	p.status.Drifts++
-	p.metrics.drifts.Inc()
-	p.snap.Forget()
-	p.due = time.Now()
 }

@@ -20,35 +20,36 @@ type metrics struct {
 	healthz, livez                       *prometheus.CounterVec
 	failed                               map[string]*prometheus.CounterVec // by the names that modes give
 
-	failures, drifts  prometheus.Counter
-	refused, problems prometheus.Gauge
-	lost              *lostTotals
-	waiting           [2]int
+	failures, drifts, fallbacks prometheus.Counter
+	refused, problems           prometheus.Gauge
+	lost                        *lostTotals
+	waiting                     [2]int
 }
 
 func newMetrics(modes []backend.Mode) *metrics {
 	family, code := []string{"ip_family"}, []string{"code"}
 	m := &metrics{
-		duration:    histogram("sync_proxy_rules_duration_seconds", "How long it took to tell the kernel.", latency()),
-		full:        histogram("sync_full_proxy_rules_duration_seconds", "How long it took to tell the kernel everything.", latency()),
-		partial:     histogram("sync_partial_proxy_rules_duration_seconds", "How long it took to tell the kernel what had changed.", latency()),
-		programming: histogram("network_programming_duration_seconds", "From a change of endpoints in the cluster to the kernel knowing of it.", programming()),
-		last:        gauges("sync_proxy_rules_last_timestamp_seconds", "When the kernel was last told.", family),
-		lastQueued:  gauges("sync_proxy_rules_last_queued_timestamp_seconds", "When telling the kernel was last asked for.", family),
+		duration:    histogram("sync_proxy_rules_duration_seconds", "Duration of syncs, in seconds.", latency()),
+		full:        histogram("sync_full_proxy_rules_duration_seconds", "Duration of full syncs, in seconds.", latency()),
+		partial:     histogram("sync_partial_proxy_rules_duration_seconds", "Duration of incremental syncs, in seconds.", latency()),
+		programming: histogram("network_programming_duration_seconds", "Time from a change of endpoints in the cluster until it is in sync on this node, in seconds.", programming()),
+		last:        gauges("sync_proxy_rules_last_timestamp_seconds", "Time of the last successful sync, in seconds since 1970.", family),
+		lastQueued:  gauges("sync_proxy_rules_last_queued_timestamp_seconds", "Time when a sync was last queued, in seconds since 1970.", family),
 		noLocal:     gauges("sync_proxy_rules_no_local_endpoints_total", "Ports that lose traffic because a policy says Local and no endpoint is here.", []string{"traffic_policy", "ip_family"}),
 
-		servicesPending: gauge("kubeproxy_sync_proxy_rules_service_changes_pending", "Changed Services that the kernel has not been told of."),
-		slicesPending:   gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Changed EndpointSlices that the kernel has not been told of."),
+		servicesPending: gauge("kubeproxy_sync_proxy_rules_service_changes_pending", "Changes of Services that are not in sync yet."),
+		slicesPending:   gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Changes of EndpointSlices that are not in sync yet."),
 		servicesTotal:   counter("kubeproxy_sync_proxy_rules_service_changes_total", "Changes of Services."),
 		slicesTotal:     counter("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices."),
 		healthz:         counters("proxy_healthz_total", "Answers of /healthz.", code),
 		livez:           counters("proxy_livez_total", "Answers of /livez.", code),
 		failed:          map[string]*prometheus.CounterVec{},
 
-		failures: counter("portal_proxy_sync_failures_total", "Times that the kernel could not be told, in any mode."),
-		drifts:   counter("portal_proxy_drifts_total", "Times that what the kernel had been told was found changed by somebody."),
-		refused:  gauge("portal_proxy_refused_frontends", "Frontends that the kernel refused."),
-		problems: gauge("portal_proxy_network_problems", "Settings and missing routes of this machine because of which packets to Services are lost."),
+		failures:  counter("portal_proxy_sync_failures_total", "Syncs that failed, in any mode."),
+		drifts:    counter("portal_proxy_drifts_total", "Times that rules were found changed by somebody else."),
+		fallbacks: counter("portal_proxy_fallbacks_total", "Syncs that the mode could make only by its second, slower way."),
+		refused:   gauge("portal_proxy_refused_frontends", "Frontends that the kernel refused."),
+		problems:  gauge("portal_proxy_network_problems", "Settings and missing routes of this machine because of which packets to Services are lost."),
 	}
 	for _, mode := range modes {
 		t := mode.Traits()
@@ -103,7 +104,7 @@ func (p *Proxy) Register(r prometheus.Registerer) error {
 	m := p.metrics
 	for _, c := range []prometheus.Collector{
 		m.duration, m.full, m.partial, m.programming, m.last, m.lastQueued, m.noLocal, m.servicesPending, m.slicesPending, m.servicesTotal,
-		m.slicesTotal, m.healthz, m.livez, m.failures, m.drifts, m.refused, m.problems, (*counts)(p),
+		m.slicesTotal, m.healthz, m.livez, m.failures, m.drifts, m.fallbacks, m.refused, m.problems, (*counts)(p),
 	} {
 		if err := r.Register(c); err != nil {
 			return err

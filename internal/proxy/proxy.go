@@ -51,15 +51,18 @@ type Options struct {
 }
 
 const (
-	// gather is how long a change waits for others that belong to it: a Service and its slices come by two ways.
-	gather = 3 * time.Millisecond
-	// calm is for how long nothing must have changed for a change to be told at once: most come alone.
-	calm = 10 * gather
-	// checkEvery is how often the kernel is asked whether it still has what it was told, unless the mode says; half of it is
-	// jitter.
-	checkEvery = 30 * time.Second
-	// refusedEvery is how often refused frontends are tried again.
-	refusedEvery           = 30 * time.Second
+	// coalesceDelay is how long a change waits for others that belong to it: a Service and its slices come by two watches.
+	coalesceDelay = 3 * time.Millisecond
+	// idleThreshold is for how long there must have been no sync for a change to be applied at once: most come alone.
+	idleThreshold = 10 * coalesceDelay
+	// restFactor is how much longer than a sync the pause after it is, up to maxRest, so that under churn syncs take a third of
+	// a processor at most.
+	restFactor = 2
+	maxRest    = time.Second
+	// checkInterval is how often the mode looks for drift, unless it says otherwise; half of it is jitter.
+	checkInterval = 30 * time.Second
+	// refusedInterval is how often refused frontends are tried again.
+	refusedInterval        = 30 * time.Second
 	minBackoff, maxBackoff = 100 * time.Millisecond, 30 * time.Second
 )
 
@@ -81,10 +84,13 @@ type Proxy struct {
 	due      time.Time // of the next sync; zero: none
 	notUntil time.Time
 	lastSync time.Time
-	failures int
-	unready  bool // nothing can be prepared, or not any more
-	cleanup  sync.WaitGroup
-	reached  map[intent.Family]netip.Addr // a cluster IP of each family, see anyClusterIP
+	// restUntil keeps syncs from taking all of a processor: the next one waits in proportion to what the last one cost.
+	restUntil time.Time
+	failures  int
+	drift     drift
+	unready   bool // nothing can be prepared, or not any more
+	cleanup   sync.WaitGroup
+	reached   map[intent.Family]netip.Addr // a cluster IP of each family, see anyClusterIP
 
 	// mu lets people read what follows while the loop is not changing it.
 	mu     sync.RWMutex
@@ -156,7 +162,7 @@ func (p *Proxy) loop(ctx context.Context) error {
 	if p.API != nil {
 		api = p.API.Changed()
 	}
-	every := checkEvery
+	every := checkInterval
 	if prompt, ok := p.back.(backend.Prompt); ok {
 		every = prompt.CheckEvery()
 	}
@@ -167,10 +173,10 @@ func (p *Proxy) loop(ctx context.Context) error {
 	syncing := time.NewTimer(time.Hour)
 	defer syncing.Stop()
 	for {
-		if p.due.IsZero() {
+		if at := p.nextSync(); at.IsZero() {
 			syncing.Stop()
 		} else {
-			syncing.Reset(time.Until(p.due))
+			syncing.Reset(time.Until(at))
 		}
 		select {
 		case <-ctx.Done():
@@ -224,10 +230,10 @@ func (p *Proxy) queue() {
 	p.metrics.queued(p.families(), now)
 	p.Health.Queued(now)
 	at := now
-	if now.Sub(p.lastSync) < calm {
-		at = now.Add(gather)
+	if now.Sub(p.lastSync) < idleThreshold {
+		at = now.Add(coalesceDelay)
 	}
-	for _, least := range []time.Time{p.lastSync.Add(p.Config.MinSync), p.notUntil} {
+	for _, least := range []time.Time{p.lastSync.Add(p.Config.MinSync), p.restUntil, p.notUntil} {
 		if least.After(at) {
 			at = least
 		}
@@ -282,6 +288,7 @@ func (p *Proxy) planAhead(ctx context.Context, c *intent.Changes) {
 func (p *Proxy) sync(ctx context.Context) {
 	start := time.Now()
 	p.lastSync = start
+	defer func() { p.restUntil = time.Now().Add(min(restFactor*time.Since(start), maxRest)) }()
 	p.replan(p.planAll)
 	p.metrics.pending(-1, -1)
 	delta := p.snap.Delta()
@@ -304,7 +311,7 @@ func (p *Proxy) sync(ctx context.Context) {
 func (p *Proxy) failed(delta *plan.Delta, err error) {
 	p.failures++
 	wait := min(minBackoff<<min(p.failures-1, 10), maxBackoff)
-	p.Log.Error("the kernel could not be told; trying again", "err", err, "failures", p.failures, "in", wait)
+	p.Log.Error("sync failed, retrying", "err", err, "failures", p.failures, "in", wait)
 	p.mu.Lock()
 	if p.failures > 1 {
 		p.snap.Forget()
@@ -324,6 +331,7 @@ func (p *Proxy) replan(plans func()) {
 	if p.newFacts {
 		p.refreshFacts()
 	}
+	p.repairDrift(time.Now())
 	plans()
 }
 

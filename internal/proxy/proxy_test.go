@@ -39,6 +39,7 @@ type kernel struct {
 	facts    *plan.Facts
 	closed   bool
 	tooSoon  func() bool
+	slow     time.Duration // of each Apply
 	problems []string
 }
 
@@ -75,6 +76,7 @@ func (k *kernel) Check(context.Context) error {
 }
 
 func (k *kernel) Apply(_ context.Context, next *plan.Snapshot, d *plan.Delta) error {
+	time.Sleep(k.slow)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.deltas, k.at = append(k.deltas, d), append(k.at, time.Now())
@@ -869,5 +871,59 @@ func TestNotesEndpointsThatAreClusterIPs(t *testing.T) {
 		if len(notes) != 1 || !strings.Contains(notes[0].Message, "10.96.0.1:8080 is the cluster IP") {
 			w.Errorf("notes %v", notes)
 		}
+	})
+}
+
+// TestDriftRepairBacksOff: somebody who removes the rules again and again is not fought at full speed, changes are applied
+// all the same, and /state says what was found.
+func TestDriftRepairBacksOff(t *testing.T) {
+	in(t, nil, func(w *world) {
+		w.listed()
+		for range 10 * 60 { // ten minutes
+			w.kernel.mu.Lock()
+			w.kernel.lost = true
+			w.kernel.mu.Unlock()
+			w.after(time.Second)
+		}
+		full := len(w.kernel.deltas)
+		if full < 8 || full > 20 {
+			w.Errorf("synced %d times in ten minutes", full)
+		}
+		if st := w.proxy.State(nil); st.LastDrift != "the table is gone" || st.LastDriftAt.IsZero() {
+			w.Errorf("/state says %q at %v", st.LastDrift, st.LastDriftAt)
+		}
+		// Just after a repair the next one is a minute away; a change is not.
+		for n := len(w.kernel.deltas); len(w.kernel.deltas) == n; {
+			w.after(time.Second)
+		}
+		w.kernel.mu.Lock()
+		w.kernel.lost = true
+		w.kernel.mu.Unlock()
+		n := len(w.kernel.deltas)
+		w.after(40 * time.Second)
+		w.cluster.SetService(service("b", "10.96.0.2"))
+		w.settle()
+		if len(w.kernel.deltas) != n+1 || w.kernel.deltas[n].Full {
+			w.Errorf("a change while drift waits: %d syncs", len(w.kernel.deltas)-n)
+		}
+	})
+}
+
+// TestPacing: syncs that cost much are made seldom enough to leave most of a processor to others.
+func TestPacing(t *testing.T) {
+	in(t, nil, func(w *world) {
+		w.listed()
+		w.kernel.slow = 100 * time.Millisecond
+		before := len(w.kernel.deltas)
+		for i := range 2000 { // a change every 5 ms for 10 s
+			w.cluster.SetSlice(slice("a", fmt.Sprintf("10.244.%d.%d", i/250, 1+i%250)))
+			time.Sleep(5 * time.Millisecond)
+		}
+		n := len(w.kernel.deltas) - before
+		if busy := time.Duration(n) * w.kernel.slow; n < 20 || busy > 4*time.Second {
+			w.Errorf("%d syncs took %v of 10 s", n, busy)
+		}
+		w.after(time.Second)
+		w.kernel.slow = 0
 	})
 }

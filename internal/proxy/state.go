@@ -24,6 +24,9 @@ type status struct {
 	LastSyncTook, LastFullSyncTook time.Duration
 	LastCheck                      time.Time
 	Drifts, Failures               int
+	LastDrift                      string
+	LastDriftAt                    time.Time
+	Fallbacks                      uint64
 	LastError                      string
 	LastErrorAt                    time.Time
 	Refused                        map[plan.FrontendKey]error
@@ -57,9 +60,14 @@ type State struct {
 	LastFullSyncTook string    `json:"lastFullSyncTook,omitempty"`
 	LastCheck        time.Time `json:"lastCheck,omitzero"`
 	Drifts           int       `json:"drifts"`
-	Failures         int       `json:"failures"`
-	LastError        string    `json:"lastError,omitempty"`
-	LastErrorAt      time.Time `json:"lastErrorAt,omitzero"`
+	// LastDrift is what differed when rules were last found changed by somebody else.
+	LastDrift   string    `json:"lastDrift,omitempty"`
+	LastDriftAt time.Time `json:"lastDriftAt,omitzero"`
+	// Fallbacks counts syncs that the mode could make only by its second way.
+	Fallbacks   uint64    `json:"fallbacks,omitempty"`
+	Failures    int       `json:"failures"`
+	LastError   string    `json:"lastError,omitempty"`
+	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
 
 	// Problems are settings and missing routes of this machine because of which packets to Services are lost.
 	Problems []hostnet.Problem `json:"problems,omitempty"`
@@ -175,7 +183,7 @@ func (s *status) state() *State {
 	out := &State{
 		Mode: s.Mode, WantedMode: s.Wanted, Limits: s.Limits, Syncs: s.Syncs, FullSyncs: s.FullSyncs,
 		LastSync: s.LastSync, LastFullSync: s.LastFullSync, LastCheck: s.LastCheck, Drifts: s.Drifts, Failures: s.Failures,
-		LastError: s.LastError, LastErrorAt: s.LastErrorAt, Problems: s.Problems, Frontends: []FrontendState{}, Pools: []PoolState{},
+		LastError: s.LastError, LastErrorAt: s.LastErrorAt, LastDrift: s.LastDrift, LastDriftAt: s.LastDriftAt, Fallbacks: s.Fallbacks, Problems: s.Problems, Frontends: []FrontendState{}, Pools: []PoolState{},
 	}
 	if s.Synced {
 		out.LastSyncTook, out.LastFullSyncTook = s.LastSyncTook.String(), s.LastFullSyncTook.String()

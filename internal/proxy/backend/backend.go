@@ -50,10 +50,11 @@ type Prompt interface {
 	CheckEvery() time.Duration
 }
 
-// WithFallback is a Backend that has a slower way to write, for when the usual one fails.
-type WithFallback interface {
+// FallsBack is a Backend with a second, slower way to program the kernel, which it takes for a time when the first fails.
+// It logs that itself.
+type FallsBack interface {
 	Backend
-	// Fallbacks counts how often the slower way had to be taken.
+	// Fallbacks counts how often it did since it was opened.
 	Fallbacks() uint64
 }
 

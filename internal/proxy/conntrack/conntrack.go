@@ -5,6 +5,8 @@ package conntrack
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -25,12 +27,14 @@ type Table interface {
 	Delete(family intent.Family, match func(Flow) bool) (int, error)
 }
 
+// Report hears of each pass over the table of a family: how many flows were ended, how long it took, and what failed.
+type Report func(family intent.Family, deleted int, took time.Duration, err error)
+
 // Cleaner ends stale flows.
 type Cleaner struct {
 	table Table
 	log   *slog.Logger
-	// done is told of each pass.
-	done func(family intent.Family, deleted int, took time.Duration)
+	done  Report
 
 	wake chan struct{}
 	mu   sync.Mutex
@@ -40,8 +44,8 @@ type Cleaner struct {
 	here   bool
 }
 
-// New returns a cleaner; done, which may be nil, is told of each pass over the table. It starts nothing.
-func New(table Table, log *slog.Logger, done func(family intent.Family, deleted int, took time.Duration)) *Cleaner {
+// New returns a cleaner; done may be nil. It starts nothing.
+func New(table Table, log *slog.Logger, done Report) *Cleaner {
 	return &Cleaner{table: table, log: log, done: done, wake: make(chan struct{}, 1), wanted: map[plan.FrontendKey]map[netip.AddrPort]struct{}{}}
 }
 
@@ -120,30 +124,49 @@ func equal[T comparable](a, b []T) bool {
 	return true
 }
 
-// rest is how much longer than a pass the pause after it is: reading a large table must not become all that a processor
-// does.
-const rest = 10
+const (
+	// restFactor is how much longer than a pass the pause after it is: reading a large table must not become all that a
+	// processor does.
+	restFactor = 10
+	maxRest    = 2 * time.Second
+	// A pass that failed is repeated until it succeeds: a flow that leads nowhere would stay as long as its client sends.
+	minRetry, maxRetry = 500 * time.Millisecond, 30 * time.Second
+)
 
 // Run ends flows as changes are noted, until the context ends.
 func (c *Cleaner) Run(ctx context.Context) {
+	retry, failures := time.NewTimer(time.Hour), 0
+	retry.Stop()
+	defer retry.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.wake:
+		case <-retry.C:
 		}
 		start := time.Now()
-		c.pass()
+		err := c.pass()
+		switch {
+		case err != nil:
+			failures++
+			wait := min(minRetry<<min(failures-1, 10), maxRetry)
+			c.log.Warn("conntrack cleanup failed, retrying", "err", err, "failures", failures, "in", wait)
+			retry.Reset(wait)
+		case failures > 0:
+			c.log.Info("conntrack cleanup succeeded", "failures", failures)
+			failures = 0
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(min(rest*time.Since(start), 2*time.Second)):
+		case <-time.After(min(restFactor*time.Since(start), maxRest)):
 		}
 	}
 }
 
-// pass reads the table once for each family that has something to look at.
-func (c *Cleaner) pass() {
+// pass reads the table once for each family that has something to look at. What it could not clean it looks at again.
+func (c *Cleaner) pass() error {
 	c.mu.Lock()
 	wanted, local, here := c.wanted, c.local, c.here
 	c.wanted = map[plan.FrontendKey]map[netip.AddrPort]struct{}{}
@@ -152,6 +175,7 @@ func (c *Cleaner) pass() {
 	for k := range wanted {
 		families[k.Family] = true
 	}
+	var errs []error
 	for _, family := range []intent.Family{intent.IPv4, intent.IPv6} {
 		if !families[family] {
 			continue
@@ -161,10 +185,23 @@ func (c *Cleaner) pass() {
 			return (!here || f.From == f.Dst) && stale(f, family, wanted, local)
 		})
 		if err != nil {
-			c.log.Warn("stale flows could not all be ended", "family", family, "ended", n, "err", err)
+			errs = append(errs, fmt.Errorf("IPv%d, %d flows ended: %w", family, n, err))
+			c.putBack(family, wanted)
 		}
 		if c.done != nil {
-			c.done(family, n, time.Since(start))
+			c.done(family, n, time.Since(start), err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// putBack notes frontends of a family again, unless they have changed meanwhile.
+func (c *Cleaner) putBack(family intent.Family, wanted map[plan.FrontendKey]map[netip.AddrPort]struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k, live := range wanted {
+		if _, newer := c.wanted[k]; k.Family == family && !newer {
+			c.wanted[k] = live
 		}
 	}
 }

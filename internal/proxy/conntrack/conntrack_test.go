@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -24,11 +25,16 @@ type table struct {
 	flows  []Flow
 	passes int
 	slow   time.Duration
+	fail   int // so many passes fail
 }
 
 func (t *table) Delete(_ intent.Family, match func(Flow) bool) (n int, _ error) {
 	t.passes++
 	time.Sleep(t.slow)
+	if t.fail > 0 {
+		t.fail--
+		return 0, errors.New("the dump was interrupted")
+	}
 	var left []Flow
 	for _, f := range t.flows {
 		if match(f) {
@@ -162,4 +168,39 @@ func TestLimits(t *testing.T) {
 	l.Min = 0
 	l.apply(dir, 2)
 	is("nf_conntrack_max", "1500") // never made smaller
+}
+
+// TestFailedPassIsRepeated until it succeeds, less and less often.
+func TestFailedPassIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stale, living := Flow{intent.UDP, ap("10.96.0.10:53"), ap("10.244.0.1:5353")}, Flow{intent.UDP, ap("10.96.0.10:53"), ap("10.244.0.2:5353")}
+		kernel := &table{flows: []Flow{stale, living}, fail: 12}
+		failed := 0
+		c := New(kernel, slog.New(slog.DiscardHandler), func(_ intent.Family, _ int, _ time.Duration, err error) {
+			if err != nil {
+				failed++
+			}
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { c.Run(ctx) })
+		c.Acknowledged([]plan.ServiceChange{{Old: planned(intent.UDP, "10.244.0.1", "10.244.0.2"), New: planned(intent.UDP, "10.244.0.2")}}, nil, false)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if kernel.passes > 8 {
+			t.Errorf("%d passes in a minute", kernel.passes)
+		}
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if len(kernel.flows) != 1 || kernel.flows[0] != living || failed != 12 {
+			t.Errorf("after %d passes, %d failed: %v", kernel.passes, failed, kernel.flows)
+		}
+		n := kernel.passes
+		time.Sleep(time.Hour)
+		if kernel.passes != n {
+			t.Errorf("%d passes though nothing is left to do", kernel.passes-n)
+		}
+		cancel()
+		wg.Wait()
+	})
 }

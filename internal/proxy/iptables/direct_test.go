@@ -95,7 +95,7 @@ func TestFallBackAndReturn(t *testing.T) {
 			t.Errorf("%s: %v", when, err)
 		}
 	}
-	var _ backend.WithFallback = b
+	var _ backend.FallsBack = b
 	expect("at first", 0, true)
 	faults.Refuse = refuse
 	expect("when netlink fails", 0, true)
