@@ -15,7 +15,6 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // the queues' own metrics
 
 	"portal/internal/controllers"
-	"portal/internal/startup"
 )
 
 // controllersOptions are the flags of `portal controllers`.
@@ -38,7 +37,6 @@ func newControllersCommand() *cobra.Command {
 garbage collection. Several can run: one is elected leader, and a standby takes over when it is gone.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			startup.Collect(100)
 			return o.run(cmd.Context(), cmd.ErrOrStderr())
 		},
 	}

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,7 +22,6 @@ import (
 	"portal/internal/dns/zone"
 	"portal/internal/intent"
 	"portal/internal/intent/watch"
-	"portal/internal/startup"
 )
 
 // dnsOptions are the flags of portal dns, as they were given.
@@ -146,7 +144,7 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	// The heap is long-lived records, and answers allocate nothing: frequent collections cost little.
-	startup.Collect(20)
+	collectAt(20)
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	return o.serve(ctx, cmd, log, config, options, func() {})
@@ -199,19 +197,9 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 	if options.AllowRecursion == nil && (options.Forward != nil || len(options.Stubs) > 0) {
 		wg.Go(func() { learnNetworks(ctx, config, s, log) })
 	}
-	wg.Go(func() { freeAfterStart(ctx, s.Ready) })
+	wg.Go(func() { trimMemory(ctx, s.Ready) })
 	log.Info("serving DNS", "addresses", fmt.Sprint(s.Addrs()), "zones", strings.Join(options.Zone.Zones, " "), "forwarding", o.forwardingText(), "recursion", strings.Join(o.allowRecursion, " "))
 	return s.Run(ctx)
-}
-
-// freeAfterStart returns memory to the system that only the first lists needed.
-func freeAfterStart(ctx context.Context, ready func() bool) {
-	for !ready() {
-		if !wait(ctx, 200*time.Millisecond) {
-			return
-		}
-	}
-	debug.FreeOSMemory()
 }
 
 // status opens the listeners of metrics and health. The default port of metrics may be taken; one given by flag may not.

@@ -27,10 +27,10 @@ import (
 	"portal/internal/proxy"
 	"portal/internal/proxy/backend"
 	"portal/internal/proxy/conntrack"
+	"portal/internal/proxy/foreign"
 	"portal/internal/proxy/healthcheck"
 	"portal/internal/proxy/ipvs"
 	"portal/internal/proxy/userspace"
-	"portal/internal/startup"
 )
 
 // proxyOptions are the flags of portal proxy, as they were given or a configuration file has them.
@@ -52,7 +52,7 @@ type proxyOptions struct {
 	userspace                       userspace.Options
 	metrics, healthz                string
 	profiling                       bool
-	cleanup                         bool
+	cleanup, cleanupForeign         bool
 	configureSysctls                bool
 	sysctls                         hostnet.Configured
 	conntrack                       conntrack.Limits
@@ -109,6 +109,7 @@ func (o *proxyOptions) flags(cmd *cobra.Command) {
 	f.StringVar(&o.healthz, "healthz-bind-address", "0.0.0.0:10256", "address:port of /healthz and /livez; empty: none")
 	f.BoolVar(&o.profiling, "profiling", false, "serve Go's profiles at /debug/pprof beside the metrics")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove everything that any mode left in the kernel, and exit")
+	f.BoolVar(&o.cleanupForeign, "cleanup-foreign", false, "remove everything that kube-proxy left in the kernel, in any of its modes, and exit")
 	f.BoolVar(&o.configureSysctls, "configure-sysctls", false, "turn on forwarding and make a strict rp_filter loose where packets to Services are lost otherwise; they stay so when the proxy ends")
 	f.IntVar(&o.conntrack.MaxPerCore, "conntrack-max-per-core", 0, "flows the kernel may track, for each processor; 0: as it is")
 	f.IntVar(&o.conntrack.Min, "conntrack-min", 0, "flows the kernel may track at least, if conntrack-max-per-core is given")
@@ -159,6 +160,9 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 	if o.cleanup {
 		return proxy.Cleanup(cmd.Context(), modes)
 	}
+	if o.cleanupForeign {
+		return cleanupForeign(cmd)
+	}
 	api, err := apiConfigAt(o.master, o.kubeconfig)
 	if err != nil {
 		return usageError{err}
@@ -170,19 +174,11 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer lock.Release()
-	startup.Then(garbage)
-	if o.profiling {
-		startup.Profile()
-	}
+	collectAt(garbage)
 	return o.serve(cmd.Context(), log, config, modes, api, func(ctx context.Context, p *proxy.Proxy) {
 		trimMemory(ctx, p.Synced)
 		p.Cluster.Pack(fewEndpoints)
-		// Again when the first seconds are over: they touch pages that nothing touches later.
-		if wait(ctx, 2*time.Second) {
-			trim()
-		}
-		startup.Collect(25) // from here on little changes at a time
-		keepTrimmed(ctx)
+		collectAt(25) // from here on little changes at a time
 	})
 }
 
@@ -207,7 +203,7 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 	flows := conntrack.New(conntrack.Kernel{}, log, conntrack.Metrics(registry))
 	options := proxy.Options{
 		Cluster: cluster, Config: config, Modes: modes, Mode: o.mode, Local: hostnet.Interfaces{}, Flows: flows, Checks: checks, Health: health,
-		API: dialed, Network: hostnet.Check, Log: log,
+		API: dialed, Network: hostnet.Check, Foreign: foreign.Find, Log: log,
 	}
 	if o.configureSysctls {
 		options.Sysctls = &o.sysctls
@@ -238,6 +234,18 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 	wg.Go(func() { flows.Run(ctx) })
 	wg.Go(func() { beside(ctx, p) })
 	return p.Run(ctx)
+}
+
+// cleanupForeign removes kube-proxy's rules and says what they were.
+func cleanupForeign(cmd *cobra.Command) error {
+	removed, err := foreign.Remove(cmd.Context())
+	for _, l := range removed {
+		fmt.Fprintf(cmd.OutOrStdout(), "removed %v\n", l)
+	}
+	if err == nil && len(removed) == 0 {
+		fmt.Fprintln(cmd.OutOrStdout(), "kube-proxy left nothing here")
+	}
+	return err
 }
 
 // mayAdminister says, before anything else fails for it, that this takes rights over the network.

@@ -23,23 +23,33 @@ func serviceSelector(proxyName string) string {
 	return label + "=" + proxyName
 }
 
-// tellAPI logs once when the API goes away, whichever of the sources notices first, and once when all are back.
+// tellAPI logs once when the API goes away, whichever of the sources notices first, and once when all are back. What the API
+// forbids is logged for each source: it does answer.
 func tellAPI(log *slog.Logger, host string) func(watch.Status) {
 	var mu sync.Mutex
-	away := map[intent.Source]bool{}
+	away, forbidden := map[intent.Source]bool{}, map[intent.Source]bool{}
 	return func(st watch.Status) {
 		mu.Lock()
 		defer mu.Unlock()
 		before := len(away)
-		if st.Connected {
+		switch {
+		case st.Connected:
 			delete(away, st.Source)
-		} else {
+			delete(forbidden, st.Source)
+		case apierrors.IsForbidden(st.Err):
+			if !forbidden[st.Source] {
+				log.Error("the API forbids this account to read a resource, retrying", "api", host, "resource", st.Source.String(), "err", st.Err,
+					"hint", "grant list and watch on "+st.Source.String())
+			}
+			forbidden[st.Source] = true
+			return
+		default:
 			away[st.Source] = true
 		}
 		switch {
 		case before == 0 && len(away) > 0:
 			why, hint := apiTrouble(st.Err, host)
-			log.Warn("the API does not answer; traffic goes on as last known, and it is tried again", "api", host, "why", why, "hint", hint)
+			log.Warn("the API does not answer, traffic goes on as last known", "api", host, "err", why, "hint", hint)
 		case before > 0 && len(away) == 0:
 			log.Info("the API answers again", "api", host)
 		case st.Connected && before == 0:
@@ -56,8 +66,6 @@ func apiTrouble(err error, host string) (why, hint string) {
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return err.Error(), "the credentials in the kubeconfig are not accepted: get new ones"
-	case apierrors.IsForbidden(err):
-		return err.Error(), "let this user list and watch services, endpointslices, nodes and servicecidrs"
 	case apierrors.IsBadRequest(err) && strings.HasPrefix(host, "http://"):
 		return err.Error(), "perhaps the server speaks https: say so in the kubeconfig"
 	case errors.As(err, &stranger):

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"portal/internal/server"
-	"portal/internal/startup"
 )
 
 func newServerCommand() *cobra.Command {
@@ -28,8 +27,7 @@ func newServerCommand() *cobra.Command {
 			if err := opts.Validate(); err != nil {
 				return usageError{err}
 			}
-			startup.Collect(garbage)
-			startup.Profile()
+			collectAt(garbage)
 			return server.Run(cmd.Context(), opts, func(ctx context.Context, _ server.Info) error {
 				trimMemory(ctx, func() bool { return true })
 				return nil

@@ -15,7 +15,6 @@ import (
 	"portal/internal/instance"
 	"portal/internal/plan"
 	"portal/internal/server"
-	"portal/internal/startup"
 )
 
 // upOptions are the flags of `portal up`: those of the server, and of what runs beside it.
@@ -89,8 +88,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer parts.release()
-	startup.Collect(garbage)
-	startup.Profile()
+	collectAt(garbage)
 	fmt.Fprintln(out, "Portal is starting ...")
 	// What runs beside the server ends with the same signal, and is waited for.
 	var beside sync.WaitGroup

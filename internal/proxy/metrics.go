@@ -21,7 +21,7 @@ type metrics struct {
 	failed                               map[string]*prometheus.CounterVec // by the names that modes give
 
 	failures, drifts, fallbacks prometheus.Counter
-	refused, problems           prometheus.Gauge
+	refused, problems, foreign  prometheus.Gauge
 	lost                        *lostTotals
 	waiting                     [2]int
 }
@@ -49,6 +49,7 @@ func newMetrics(modes []backend.Mode) *metrics {
 		drifts:    counter("portal_proxy_drifts_total", "Times that rules were found changed by somebody else."),
 		fallbacks: counter("portal_proxy_fallbacks_total", "Syncs that the mode could make only by its second, slower way."),
 		refused:   gauge("portal_proxy_refused_frontends", "Frontends that the kernel refused."),
+		foreign:   gauge("portal_proxy_foreign_rules", "Chains, tables and virtual servers that another proxy left, as found at the start."),
 		problems:  gauge("portal_proxy_network_problems", "Settings and missing routes of this machine because of which packets to Services are lost."),
 	}
 	for _, mode := range modes {
@@ -104,7 +105,7 @@ func (p *Proxy) Register(r prometheus.Registerer) error {
 	m := p.metrics
 	for _, c := range []prometheus.Collector{
 		m.duration, m.full, m.partial, m.programming, m.last, m.lastQueued, m.noLocal, m.servicesPending, m.slicesPending, m.servicesTotal,
-		m.slicesTotal, m.healthz, m.livez, m.failures, m.drifts, m.fallbacks, m.refused, m.problems, (*counts)(p),
+		m.slicesTotal, m.healthz, m.livez, m.failures, m.drifts, m.fallbacks, m.refused, m.problems, m.foreign, (*counts)(p),
 	} {
 		if err := r.Register(c); err != nil {
 			return err

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 	"time"
@@ -93,4 +94,24 @@ func (p *Proxy) anyClusterIP(family intent.Family) (netip.Addr, bool) {
 		}
 	}
 	return netip.Addr{}, false
+}
+
+// findForeign looks once for rules that another proxy left: they answer beside ours, as of when it ended.
+func (p *Proxy) findForeign(ctx context.Context) {
+	found, err := p.Foreign(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		p.Log.Warn("could not look for rules of another proxy", "err", err)
+	}
+	total := 0
+	for _, l := range found {
+		total += l.Count
+		p.Log.Warn("found rules of kube-proxy, which may answer before Portal's", "found", l.String(), "fix", "stop kube-proxy and run portal proxy --cleanup-foreign")
+	}
+	p.metrics.foreign.Set(float64(total))
+	p.mu.Lock()
+	p.status.Foreign = found
+	p.mu.Unlock()
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
+	"portal/internal/proxy/foreign"
 )
 
 // Flows hears which plans the kernel has been told, to end flows that lead nowhere; here: the mode ends flows at this
@@ -43,6 +43,8 @@ type Options struct {
 	Flows  Flows
 	Checks Checks
 	Health *Health
+	// Foreign finds what another proxy left in the kernel; nil: nobody looks.
+	Foreign func(context.Context) ([]foreign.Leftover, error)
 	// Network looks for what is in the way of packets on this machine; nil: nobody does. Sysctls changes settings that are;
 	// nil: they are only reported.
 	Network func(hostnet.Needs) []hostnet.Problem
@@ -88,7 +90,6 @@ type Proxy struct {
 	restUntil time.Time
 	failures  int
 	drift     drift
-	unready   bool // nothing can be prepared, or not any more
 	cleanup   sync.WaitGroup
 	reached   map[intent.Family]netip.Addr // a cluster IP of each family, see anyClusterIP
 
@@ -150,6 +151,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	for _, limit := range mode.Limits() {
 		p.Log.Info("the proxy mode has a limit", "mode", mode.Name(), "limit", limit)
 	}
+	if p.Foreign != nil {
+		p.cleanup.Go(func() { p.findForeign(ctx) })
+	}
 	p.Log.Info("proxying Services", "mode", mode.Name(), "node", p.Config.Node)
 	return p.loop(ctx)
 }
@@ -182,9 +186,7 @@ func (p *Proxy) loop(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-feed.Wake():
-			changes := feed.Take()
-			p.take(changes)
-			p.planAhead(ctx, changes)
+			p.take(feed.Take())
 		case <-api:
 			p.newFacts = true
 			p.queue()
@@ -244,45 +246,6 @@ func (p *Proxy) queue() {
 }
 
 func (p *Proxy) families() []intent.Family { return p.Config.Families }
-
-// planAhead plans what has come while the rest is still being listed, and lets the mode prepare it: there is nothing else
-// to do. Facts come first, since all plans hang on them; a Service of which only one half is known waits for the other.
-func (p *Proxy) planAhead(ctx context.Context, c *intent.Changes) {
-	if p.Cluster.Complete() || !p.Cluster.Listed(intent.Nodes) || !p.Cluster.Listed(intent.ServiceCIDRs) {
-		return
-	}
-	come := c.Services
-	if p.snap == nil {
-		come = maps.Clone(p.dirty) // there were no facts to plan with
-	}
-	p.replan(func() {
-		for k := range come {
-			if e := p.Cluster.Entry(k); e != nil && e.Service != nil && len(e.Slices) > 0 {
-				p.planOne(k)
-				delete(p.dirty, k)
-			}
-		}
-	})
-	early, can := p.back.(backend.Early)
-	if !can || p.unready {
-		return
-	}
-	err := early.Prepare(ctx, p.snap)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case err == nil:
-		p.snap.Prepared()
-		return
-	case errors.Is(err, backend.ErrLater):
-		return
-	}
-	p.snap.Forget()
-	p.unready = true
-	if ctx.Err() == nil && !errors.Is(err, backend.ErrServing) && !errors.Is(err, errors.ErrUnsupported) {
-		p.Log.Warn("nothing could be prepared; the kernel is told all at once when everything is known", "err", err)
-	}
-}
 
 // sync plans what has changed and tells the kernel.
 func (p *Proxy) sync(ctx context.Context) {

@@ -113,69 +113,6 @@ func (k *kernel) Apply(_ context.Context, next *plan.Snapshot, d *plan.Delta) er
 	return nil
 }
 
-// early is a kernel that can prepare.
-type early struct {
-	*kernel
-	unable   error // of every Prepare
-	prepares int
-	ready    map[plan.FrontendKey]*plan.Frontend
-}
-
-// withEarly lets the proxy have one.
-func withEarly(e *early) func(*Options) {
-	return func(o *Options) {
-		e.kernel, e.ready = o.Modes[0].(*kernel), map[plan.FrontendKey]*plan.Frontend{}
-		o.Modes[0] = e
-	}
-}
-
-func (e *early) Open(context.Context) (backend.Backend, error) { return e, nil }
-
-func (e *early) Prepare(_ context.Context, next *plan.Snapshot) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.prepares++
-	d := next.Delta()
-	if len(e.deltas) > 0 || !d.Full {
-		e.problems = append(e.problems, fmt.Sprintf("after being told %d times, asked to prepare %+v", len(e.deltas), d))
-	}
-	if e.unable != nil {
-		return e.unable
-	}
-	e.ready = e.after(next, d)
-	return nil
-}
-
-func (e *early) Apply(ctx context.Context, next *plan.Snapshot, d *plan.Delta) error {
-	e.mu.Lock()
-	if d.Ahead {
-		e.after(next, d)
-	}
-	e.mu.Unlock()
-	return e.kernel.Apply(ctx, next, d)
-}
-
-// after is what was prepared, with what a delta says: it must be everything.
-func (e *early) after(next *plan.Snapshot, d *plan.Delta) map[plan.FrontendKey]*plan.Frontend {
-	if !d.Ahead {
-		return maps.Clone(next.Frontends)
-	}
-	out := maps.Clone(e.ready)
-	for _, c := range d.Frontends {
-		if !c.Old.Equal(out[c.FrontendKey]) {
-			e.problems = append(e.problems, fmt.Sprintf("%v was prepared otherwise than the delta says", c.FrontendKey))
-		}
-		delete(out, c.FrontendKey)
-		if c.New != nil {
-			out[c.FrontendKey] = c.New
-		}
-	}
-	if !maps.EqualFunc(out, next.Frontends, (*plan.Frontend).Equal) {
-		e.problems = append(e.problems, "what was prepared and the delta don't make up the snapshot")
-	}
-	return out
-}
-
 // places are the addresses of frontends that the kernel has, with where they lead to.
 func (k *kernel) places() string { return places(k.held) }
 
@@ -334,12 +271,8 @@ func TestLife(t *testing.T) {
 
 // TestFirstSyncIsWhole: what has been listed is in the first sync, however close to its end it came.
 func TestFirstSyncIsWhole(t *testing.T) {
-	for i := range 50 {
-		change := withEarly(&early{})
-		if i%2 == 0 {
-			change = nil
-		}
-		in(t, change, func(w *world) {
+	for range 50 {
+		in(t, nil, func(w *world) {
 			var listing sync.WaitGroup
 			listing.Go(func() {
 				for i := range 200 {
@@ -362,189 +295,8 @@ func TestFirstSyncIsWhole(t *testing.T) {
 	}
 }
 
-// TestPrepares: while lists come in, what is whole is prepared; when they are complete, the kernel is told once, and only
-// what is left.
-func TestPrepares(t *testing.T) {
-	e := &early{}
-	in(t, withEarly(e), func(w *world) {
-		ready := func(want string) {
-			w.Helper()
-			w.settle()
-			w.expect(0, "")
-			if got := places(e.ready); got != want {
-				w.Errorf("prepared is\n     %s\nwant %s", got, want)
-			}
-		}
-		ready(placeA)
-		// One half is not known yet.
-		w.cluster.SetService(service("b", "10.96.0.2"))
-		w.cluster.SetService(service("d", "10.96.0.4"))
-		w.cluster.SetSlice(slice("c", "10.244.0.3"))
-		ready(placeA)
-		w.cluster.MarkListed(intent.Services)
-		ready(placeA)
-		w.cluster.SetSlice(slice("b", "10.244.0.2"))
-		ready(placeA + ", 10.96.0.2:80/tcp→10.244.0.2:8080")
-		w.cluster.SetSlice(slice("b", "10.244.0.9"))
-		ready(placeA + ", 10.96.0.2:80/tcp→10.244.0.9:8080")
-		if st := w.proxy.State(nil); st.Syncs != 0 || len(st.Frontends) != 2 || !st.Frontends[0].Acknowledged.IsZero() || w.flows.calls+w.checks.calls != 0 {
-			w.Errorf("what is prepared counts as told: %d syncs, %+v, %d and %d calls", st.Syncs, st.Frontends, w.flows.calls, w.checks.calls)
-		}
-		if n := len(w.proxy.dirty); n != 2 {
-			w.Errorf("%d Services are still to be planned, not those two of which one half is missing", n)
-		}
-		w.listed()
-		const placeBD = "10.96.0.2:80/tcp→10.244.0.9:8080, 10.96.0.4:80/tcp→reject"
-		w.expect(1, placeA+", "+placeBD)
-		d := w.kernel.deltas[0]
-		if !d.Full || !d.Ahead || len(d.Frontends) != 1 || d.Frontends[0].Addr.String() != "10.96.0.4" || fmt.Sprint(d.AddedIPs) != "[10.96.0.4]" {
-			w.Errorf("the first delta is %+v", d)
-		}
-		if st := w.proxy.State(nil); st.Frontends[0].Acknowledged.IsZero() || w.flows.changes != 3 || w.checks.changes != 3 {
-			w.Errorf("told, yet %+v; followers heard of %d and %d changes", st.Frontends, w.flows.changes, w.checks.changes)
-		}
-
-		// That was it, whatever happens.
-		n := e.prepares
-		w.cluster.SetSlice(slice("d", "10.244.0.4"))
-		w.settle()
-		w.kernel.lost = true
-		w.after(time.Minute)
-		w.expect(3, placeA+", 10.96.0.2:80/tcp→10.244.0.9:8080, 10.96.0.4:80/tcp→10.244.0.4:8080")
-		for i, full := range []bool{false, true} {
-			if d := w.kernel.deltas[i+1]; d.Full != full || d.Ahead {
-				w.Errorf("then came %+v", d)
-			}
-		}
-		if e.prepares != n {
-			w.Errorf("prepared %d times after the first sync", e.prepares-n)
-		}
-	})
-}
-
-// TestCannotPrepare: a mode that can't, from the beginning or at some point, is told everything at once, and is not asked
-// again.
-func TestCannotPrepare(t *testing.T) {
-	for _, c := range []struct {
-		err  error
-		warn int
-	}{{backend.ErrServing, 0}, {fmt.Errorf("%w: not here", errors.ErrUnsupported), 0}, {errors.New("busy"), 1}} {
-		for prepared := range 2 {
-			var log strings.Builder
-			e := &early{}
-			if prepared == 0 {
-				e.unable = c.err
-			}
-			in(t, func(o *Options) { withEarly(e)(o); o.Log = slog.New(slog.NewTextHandler(&log, nil)) }, func(w *world) {
-				w.settle()
-				e.unable = c.err
-				n := e.prepares
-				w.cluster.SetService(service("b", "10.96.0.2"))
-				w.cluster.SetSlice(slice("b", "10.244.0.2"))
-				w.settle()
-				e.unable = nil
-				w.cluster.SetService(service("c", "10.96.0.3"))
-				w.cluster.SetSlice(slice("c", "10.244.0.3"))
-				w.settle()
-				if e.prepares != n+prepared || prepared == 0 && n != 1 {
-					w.Errorf("%v: asked %d times, and %d times before", c.err, e.prepares, n)
-				}
-				w.listed()
-				w.expect(1, placeA+", 10.96.0.2:80/tcp→10.244.0.2:8080, 10.96.0.3:80/tcp→10.244.0.3:8080")
-				if d := w.kernel.deltas[0]; !d.Full || d.Ahead || len(d.Frontends)+len(d.AddedIPs) != 0 {
-					w.Errorf("%v: the first delta is %+v", c.err, d)
-				}
-				if got := strings.Count(log.String(), "level=WARN"); got != c.warn {
-					w.Errorf("%v: %d warnings in\n%s", c.err, got, &log)
-				}
-			})
-		}
-	}
-}
-
-// TestPreparesLater: a mode that waits for more is asked again, and misses nothing.
-func TestPreparesLater(t *testing.T) {
-	e := &early{}
-	in(t, withEarly(e), func(w *world) {
-		for i, err := range []error{backend.ErrLater, nil, backend.ErrLater, backend.ErrLater, nil, backend.ErrLater} {
-			e.unable = err
-			n, had := e.prepares, places(e.ready)
-			w.cluster.SetService(service(fmt.Sprint("s", i), fmt.Sprintf("10.96.1.%d", i)))
-			w.cluster.SetSlice(slice(fmt.Sprint("s", i), "10.244.0.1"))
-			w.settle()
-			if e.prepares == n {
-				w.Errorf("not asked a %d. time", i+1)
-			}
-			if got := places(e.ready); (got != had) != (err == nil) {
-				w.Errorf("asked a %d. time, %s is prepared, before %s", i+1, got, had)
-			}
-		}
-		w.listed()
-		if d := w.kernel.deltas[0]; len(w.kernel.deltas) != 1 || len(w.kernel.held) != 7 || !d.Ahead || len(d.Frontends) != 1 {
-			w.Errorf("told %d times to have %d frontends, first %+v", len(w.kernel.deltas), len(w.kernel.held), d)
-		}
-	})
-}
-
-// TestPreparesWithFacts: nothing is prepared while nothing is known about the node; what is learnt later counts for what
-// was prepared, too.
-func TestPreparesWithFacts(t *testing.T) {
-	e := &early{}
-	wanted := intent.NewCluster(intent.Services, intent.EndpointSlices, intent.Nodes, intent.ServiceCIDRs)
-	in(t, func(o *Options) { withEarly(e)(o); o.Cluster = wanted }, func(w *world) {
-		near := slice("b", "10.244.0.2", "10.244.0.3")
-		for i := range near.Endpoints {
-			near.Endpoints[i].Hints = &intent.Hints{ForZones: []string{fmt.Sprint("z", i)}}
-		}
-		w.settle()
-		w.cluster.MarkListed(intent.Nodes)
-		w.cluster.SetService(service("c", "10.96.0.3"))
-		w.settle()
-		if e.prepares != 0 {
-			w.Errorf("prepared %s, and facts are not known", places(e.ready))
-		}
-		w.cluster.MarkListed(intent.ServiceCIDRs)
-		w.cluster.SetService(service("b", "10.96.0.2"))
-		w.cluster.SetSlice(near)
-		w.settle()
-		if got := places(e.ready); !strings.Contains(got, "10.96.0.2:80/tcp→10.244.0.2:8080 10.244.0.3:8080") {
-			w.Errorf("prepared is %s", got)
-		}
-		w.cluster.SetNode(&intent.Node{Name: "n1", Labels: map[string]string{"topology.kubernetes.io/zone": "z1"}})
-		w.settle()
-		w.listed()
-		w.expect(1, placeA+", 10.96.0.2:80/tcp→10.244.0.3:8080, 10.96.0.3:80/tcp→reject")
-		if d := w.kernel.deltas[0]; !d.Ahead || w.kernel.facts.Zone != "z1" {
-			w.Errorf("told %+v with %+v", d, w.kernel.facts)
-		}
-	})
-}
-
-// TestFailureAhead: what is prepared still counts when telling fails once, and no more when it fails again.
-func TestFailureAhead(t *testing.T) {
-	in(t, withEarly(&early{}), func(w *world) {
-		w.settle()
-		for i, ahead := range []bool{true, true, false} {
-			w.kernel.fail = errors.New("busy")
-			if i == 0 {
-				w.cluster.SetService(service("b", "10.96.0.2"))
-				w.listed()
-			}
-			for len(w.kernel.deltas) == i {
-				w.after(10 * time.Millisecond)
-			}
-			w.expect(i+1, "")
-			if d := w.kernel.deltas[i]; !d.Full || d.Ahead != ahead {
-				w.Errorf("try %d is with %+v", i, d)
-			}
-		}
-		w.after(time.Minute)
-		w.expect(4, placeA+", "+placeB)
-	})
-}
-
-// TestGathers: the first of many changes is told at once, the others together.
-func TestGathers(t *testing.T) {
+// TestCoalesces: the first of many changes is applied at once, the others together.
+func TestCoalesces(t *testing.T) {
 	in(t, nil, func(w *world) {
 		w.listed()
 		for i := range 100 {
@@ -771,41 +523,6 @@ func TestMetrics(t *testing.T) {
 			if g, ok := got[name]; !ok || g != v {
 				w.Errorf("%s is %v, want %v", name, g, v)
 			}
-		}
-	})
-}
-
-// TestMetricsAhead: what is prepared is counted once, waits until the kernel is told, and makes the first sync no less full.
-func TestMetricsAhead(t *testing.T) {
-	in(t, withEarly(&early{}), func(w *world) {
-		r := prometheus.NewRegistry()
-		if err := w.proxy.Register(r); err != nil {
-			w.Fatal(err)
-		}
-		expect := func(when string, want map[string]float64) {
-			w.Helper()
-			got := gathered(w, r)
-			for name, v := range want {
-				if got[name] != v {
-					w.Errorf("%s: %s is %v, want %v", when, name, got[name], v)
-				}
-			}
-		}
-		const pending, full = `kubeproxy_sync_proxy_rules_service_changes_pending{}`, `kubeproxy_sync_full_proxy_rules_duration_seconds{ip_family="IPv4"}`
-		w.settle()
-		expect("prepared", map[string]float64{pending: 1, full: 0, `kubeproxy_sync_proxy_rules_duration_seconds{ip_family="IPv4"}`: 0})
-		w.cluster.SetService(service("b", "10.96.0.2"))
-		w.listed()
-		expect("told", map[string]float64{
-			pending: 0, full: 1,
-			`kubeproxy_sync_partial_proxy_rules_duration_seconds{ip_family="IPv4"}`: 0,
-			`kubeproxy_sync_proxy_rules_duration_seconds{ip_family="IPv4"}`:         1,
-			`kubeproxy_sync_proxy_rules_service_changes_total{}`:                    2,
-			`kubeproxy_sync_proxy_rules_endpoint_changes_total{}`:                   1,
-			`portal_proxy_services{}`:                                               2, `portal_proxy_frontends{}`: 2,
-		})
-		if st := w.proxy.State(nil); !w.kernel.deltas[0].Ahead || st.Syncs != 1 || st.FullSyncs != 1 {
-			w.Errorf("%d syncs, %d of them full, with %+v", st.Syncs, st.FullSyncs, w.kernel.deltas[0])
 		}
 	})
 }

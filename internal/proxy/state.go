@@ -12,6 +12,7 @@ import (
 	"portal/internal/hostnet"
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/foreign"
 )
 
 // status is what the loop tells people about itself.
@@ -31,6 +32,7 @@ type status struct {
 	LastErrorAt                    time.Time
 	Refused                        map[plan.FrontendKey]error
 	Problems                       []hostnet.Problem
+	Foreign                        []foreign.Leftover
 }
 
 // State is /state: what this node does for Services, as JSON.
@@ -72,6 +74,8 @@ type State struct {
 	// Problems are settings and missing routes of this machine because of which packets to Services are lost.
 	Problems []hostnet.Problem `json:"problems,omitempty"`
 
+	// Foreign is what another proxy left in the kernel, as found at the start.
+	Foreign []foreign.Leftover `json:"foreign,omitempty"`
 	// Notes are what of Services is not served as they ask.
 	Notes []NoteState `json:"notes,omitempty"`
 
@@ -183,7 +187,7 @@ func (s *status) state() *State {
 	out := &State{
 		Mode: s.Mode, WantedMode: s.Wanted, Limits: s.Limits, Syncs: s.Syncs, FullSyncs: s.FullSyncs,
 		LastSync: s.LastSync, LastFullSync: s.LastFullSync, LastCheck: s.LastCheck, Drifts: s.Drifts, Failures: s.Failures,
-		LastError: s.LastError, LastErrorAt: s.LastErrorAt, LastDrift: s.LastDrift, LastDriftAt: s.LastDriftAt, Fallbacks: s.Fallbacks, Problems: s.Problems, Frontends: []FrontendState{}, Pools: []PoolState{},
+		LastError: s.LastError, LastErrorAt: s.LastErrorAt, LastDrift: s.LastDrift, LastDriftAt: s.LastDriftAt, Fallbacks: s.Fallbacks, Problems: s.Problems, Foreign: s.Foreign, Frontends: []FrontendState{}, Pools: []PoolState{},
 	}
 	if s.Synced {
 		out.LastSyncTook, out.LastFullSyncTook = s.LastSyncTook.String(), s.LastFullSyncTook.String()

@@ -143,7 +143,7 @@ func (s *source) run(ctx context.Context) {
 		if err == nil || time.Since(began) > healthyAfter {
 			backoff = minBackoff
 		}
-		if !wait(ctx, backoff/2+rand.N(backoff)) {
+		if !wait(ctx, backoff/2+rand.N(backoff/2)) {
 			return
 		}
 		backoff = min(2*backoff, maxBackoff)
