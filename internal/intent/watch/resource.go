@@ -92,7 +92,7 @@ func (c *clients) beginIdentity(ctx context.Context) <-chan string {
 
 func (c *clients) askIdentity(ctx context.Context) (string, error) {
 	var ns corev1.Namespace
-	err := c.core.Get().Resource("namespaces").Name(metav1.NamespaceSystem).Do(c.door.traced(ctx)).Into(&ns)
+	err := c.core.Get().MaxRetries(0).Resource("namespaces").Name(metav1.NamespaceSystem).Do(c.door.traced(ctx)).Into(&ns)
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		return "", nil
 	}
@@ -146,7 +146,7 @@ func bind[T any, P object[T], V any](all *clients, c *rest.RESTClient, plural st
 	convert func(P) *V, current func(intent.Key) *V, set func(*V), remove func(intent.Key)) resource {
 	request := func(o metav1.ListOptions) *rest.Request {
 		o.LabelSelector, o.FieldSelector = cmp.Or(o.LabelSelector, only.LabelSelector), only.FieldSelector
-		return c.Get().Resource(plural).SpecificallyVersionedParams(&o, metav1.ParameterCodec, schema.GroupVersion{Version: "v1"})
+		return c.Get().MaxRetries(0).Resource(plural).SpecificallyVersionedParams(&o, metav1.ParameterCodec, schema.GroupVersion{Version: "v1"})
 	}
 	r := resource{remove: remove}
 	r.list = func(ctx context.Context, o metav1.ListOptions) (metav1.ListInterface, error) {

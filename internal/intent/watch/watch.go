@@ -195,7 +195,7 @@ func (s *source) connected() bool {
 	return s.status.Connected
 }
 
-// verify asks whether the API that answers after a loss is the one that was lost. One with another store, or with its own
+// verify asks whether the API that answers after the end of a watch is the one that was watched. One with another store, or with its own
 // restored from a backup, would watch from the same version without a word, and without what is different. An account that
 // may not read the cluster's identity does without that part.
 func (s *source) verify(ctx context.Context) error {
@@ -318,15 +318,8 @@ func (s *source) watchOn(ctx context.Context) error {
 	if !some && time.Since(began) < time.Second {
 		return fmt.Errorf("watch %s: it ended at once", s.status.Source)
 	}
-	return s.ended(ctx)
-}
-
-// ended tells a server that ended a watch in the usual way from one that went away: only the former still answers.
-func (s *source) ended(ctx context.Context) error {
-	if _, err := s.clients.identity(ctx); err != nil {
-		return fmt.Errorf("watch %s: %w", s.status.Source, err)
-	}
-	return nil
+	// A server that ended the watch in the usual way still answers; one that went away may come back as another.
+	return s.verify(ctx)
 }
 
 // watchError tells errors after which only a new list helps from those after which the watch may be tried again.
