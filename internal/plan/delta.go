@@ -57,7 +57,7 @@ func (s *Snapshot) Delta() *Delta {
 	return d
 }
 
-// Acknowledge says that the kernel has been told all of the snapshot but the frontends refused, which stay as they were
+// Acknowledge says that the kernel is in sync with the snapshot but for the frontends refused, which stay as they were
 // acknowledged or prepared before, and count as not there if they were not.
 func (s *Snapshot) Acknowledge(refused ...FrontendKey) {
 	left := map[FrontendKey]*Frontend{}

@@ -37,9 +37,9 @@ func ofFamily(all []*intent.Slice, family intent.Family) []*intent.Slice {
 	return out
 }
 
-// gather finds the endpoints of a port: the ports of Service and slices belong together by name and protocol. The result
+// candidates finds the endpoints of a port: the ports of Service and slices belong together by name and protocol. The result
 // is in order and has each address and port once.
-func gather(of []*intent.Slice, port *intent.Port, family intent.Family, node string) []candidate {
+func candidates(of []*intent.Slice, port *intent.Port, family intent.Family, node string) []candidate {
 	var out []candidate
 	for _, s := range of {
 		for i := range s.Ports {

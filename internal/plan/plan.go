@@ -161,7 +161,7 @@ func outermost(list []netip.Prefix) []netip.Prefix {
 // port plans one port of the Service in one family.
 func (p *planner) port(family intent.Family, port *intent.Port, where []place, of []*intent.Slice) {
 	id := PortID{p.service.Key, port.Name, port.Protocol, family}
-	c := choose(gather(of, port, family, p.facts.Node), id, p.facts)
+	c := choose(candidates(of, port, family, p.facts.Node), id, p.facts)
 	if c.serving != nil {
 		p.out.Serving = append(p.out.Serving, Serving{id, c.serving})
 	}

@@ -11,7 +11,7 @@ import (
 	"portal/internal/proxy/backend"
 )
 
-// acknowledge notes that the kernel has what the snapshot says, but for what was refused, and tells those who follow.
+// acknowledge records that the kernel is in sync with the snapshot, but for what was refused, and tells those who follow.
 func (p *Proxy) acknowledge(ctx context.Context, delta *plan.Delta, refused *backend.Refused, start time.Time) {
 	now := time.Now()
 	first := !p.status.Synced
@@ -92,7 +92,7 @@ func (p *Proxy) noteRefused(refused *backend.Refused) {
 	p.snap.Acknowledge(keys...)
 }
 
-// cleanOthers removes what other modes left, now that this one serves: whoever changes the mode never has none.
+// cleanOthers removes the rules of other modes, now that this one is in sync: a change of modes leaves no gap.
 func (p *Proxy) cleanOthers(ctx context.Context) {
 	for _, m := range p.Modes {
 		if m.Name() == p.status.Mode {

@@ -11,7 +11,7 @@ import (
 	"portal/internal/intent"
 )
 
-// lateAfter is how long a change may wait for the kernel before the proxy counts as unhealthy.
+// lateAfter is how long a change may wait for a sync before the proxy counts as unhealthy.
 const lateAfter = time.Minute
 
 // Health knows whether the proxy keeps up, and answers /healthz and /livez as kube-proxy does.
@@ -41,7 +41,7 @@ func (h *Health) SetProblems(all []hostnet.Problem) {
 	}
 }
 
-// Queued says that a change waits for the kernel.
+// Queued says that a change waits for a sync.
 func (h *Health) Queued(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -50,7 +50,7 @@ func (h *Health) Queued(now time.Time) {
 	}
 }
 
-// Updated says that the kernel has all that there is.
+// Updated says that everything is in sync.
 func (h *Health) Updated(families []intent.Family, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

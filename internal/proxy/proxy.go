@@ -18,13 +18,13 @@ import (
 	"portal/internal/proxy/foreign"
 )
 
-// Flows hears which plans the kernel has been told, to end flows that lead nowhere; here: the mode ends flows at this
-// process. It must not block.
+// Flows hears which plans are in sync, to delete flows that lead nowhere; here: the mode ends flows at this process. It must
+// not block.
 type Flows interface {
 	Acknowledged(changes []plan.ServiceChange, local []netip.Addr, here bool)
 }
 
-// Checks hears which plans the kernel has been told, to answer balancers' health checks. It must not block.
+// Checks hears which plans are in sync, to answer balancers' health checks. It must not block.
 type Checks interface {
 	Acknowledged(changes []plan.ServiceChange, facts *plan.Facts)
 }
@@ -68,7 +68,7 @@ const (
 	minBackoff, maxBackoff = 100 * time.Millisecond, 30 * time.Second
 )
 
-// Proxy keeps a node's kernel in step with intent.
+// Proxy keeps a node's kernel in sync with intent.
 type Proxy struct {
 	Options
 	metrics *metrics
@@ -130,7 +130,7 @@ func New(o Options) *Proxy {
 	return p
 }
 
-// Run chooses a mode and keeps the kernel in step until the context ends. What the kernel was told stays.
+// Run chooses a mode and keeps the kernel in sync until the context ends. Its rules stay.
 func (p *Proxy) Run(ctx context.Context) error {
 	mode, err := choose(ctx, &p.Options)
 	if err != nil {
@@ -149,7 +149,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		p.Log.Warn("the proxy mode can't serve node ports at these addresses", "mode", mode.Name(), "addresses", prefix.String())
 	}
 	for _, limit := range mode.Limits() {
-		p.Log.Info("the proxy mode has a limit", "mode", mode.Name(), "limit", limit)
+		p.Log.Info("proxy mode has a limit", "mode", mode.Name(), "limit", limit)
 	}
 	if p.Foreign != nil {
 		p.cleanup.Go(func() { p.findForeign(ctx) })
@@ -247,7 +247,7 @@ func (p *Proxy) queue() {
 
 func (p *Proxy) families() []intent.Family { return p.Config.Families }
 
-// sync plans what has changed and tells the kernel.
+// sync plans what has changed and applies it.
 func (p *Proxy) sync(ctx context.Context) {
 	start := time.Now()
 	p.lastSync = start
@@ -270,7 +270,7 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.acknowledge(ctx, delta, refused, start)
 }
 
-// failed plans another try: the same once more, since that is cheap; then with nothing taken as known.
+// failed schedules a retry: the same delta once more, since that is cheap; then a full sync.
 func (p *Proxy) failed(delta *plan.Delta, err error) {
 	p.failures++
 	wait := min(minBackoff<<min(p.failures-1, 10), maxBackoff)
@@ -332,7 +332,7 @@ func (p *Proxy) refreshFacts() {
 	before := p.snap.Facts
 	p.snap.SetFacts(facts)
 	if p.snap.Facts != before {
-		p.Log.Info("the node's facts have changed", "zone", facts.Zone, "addresses", fmt.Sprint(facts.Addrs), "nodePorts", fmt.Sprint(facts.NodePorts))
+		p.Log.Info("node's facts changed, replanning all Services", "zone", facts.Zone, "addresses", fmt.Sprint(facts.Addrs), "nodePorts", fmt.Sprint(facts.NodePorts))
 		for k := range p.known {
 			p.dirty[k] = struct{}{}
 		}

@@ -15,7 +15,7 @@ import (
 	"portal/internal/proxy/foreign"
 )
 
-// status is what the loop tells people about itself.
+// status is what the loop reports about itself.
 type status struct {
 	Mode, Wanted                   string
 	Limits                         []string
@@ -52,7 +52,7 @@ type State struct {
 	// ServicePrefixes are the ranges in which addresses that no Service has are dropped.
 	ServicePrefixes []netip.Prefix `json:"servicePrefixes,omitempty"`
 
-	// Complete: everything has been listed from the API; before, nothing is told to the kernel.
+	// Complete: everything has been listed from the API; before, nothing is programmed.
 	Complete         bool      `json:"complete"`
 	Syncs            int       `json:"syncs"`
 	FullSyncs        int       `json:"fullSyncs"`
@@ -111,7 +111,7 @@ type FrontendState struct {
 	AffinitySeconds int            `json:"affinitySeconds,omitempty"`
 	Sources         []netip.Prefix `json:"sources,omitempty"`
 	Routes          []RouteState   `json:"routes"`
-	// Acknowledged is since when the kernel has had it so; absent: it has not yet.
+	// Acknowledged is since when it has been in sync; absent: it is not yet.
 	Acknowledged time.Time `json:"acknowledged,omitzero"`
 	// Refused is why the kernel does not have it.
 	Refused string `json:"refused,omitempty"`
@@ -293,7 +293,7 @@ func (p *Proxy) ServeMode(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprint(w, p.status.Mode)
 }
 
-// Synced says whether the kernel has been told for the first time.
+// Synced says whether the first sync is done.
 func (p *Proxy) Synced() bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
