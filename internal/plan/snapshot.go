@@ -144,6 +144,24 @@ func (s *Snapshot) Delete(key intent.Key) {
 	}
 }
 
+// StillServing returns the endpoints of a port of UDP or SCTP that still serve, chosen or not; false: there is no such port.
+func (s *Service) StillServing(id PortID) (Serving, bool) {
+	if s != nil {
+		for _, o := range s.Serving {
+			if o.ID == id {
+				return o, true
+			}
+		}
+	}
+	return Serving{}, false
+}
+
+// Has says whether an endpoint still serves.
+func (s Serving) Has(endpoint netip.AddrPort) bool {
+	_, found := slices.BinarySearchFunc(s.Endpoints, endpoint, netip.AddrPort.Compare)
+	return found
+}
+
 // Endpoints are those of all pools of the Service, each once.
 func (s *Service) Endpoints() (out []netip.AddrPort) {
 	var pools []*Pool

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,14 +40,14 @@ type Cleaner struct {
 	wake chan struct{}
 	mu   sync.Mutex
 	// wanted are the frontends to look at, with the endpoints to which flows may go on.
-	wanted map[plan.FrontendKey]map[netip.AddrPort]struct{}
+	wanted map[plan.FrontendKey]plan.Serving
 	local  map[netip.Addr]struct{}
 	here   bool
 }
 
 // New returns a cleaner; done may be nil. It starts nothing.
 func New(table Table, log *slog.Logger, done Report) *Cleaner {
-	return &Cleaner{table: table, log: log, done: done, wake: make(chan struct{}, 1), wanted: map[plan.FrontendKey]map[netip.AddrPort]struct{}{}}
+	return &Cleaner{table: table, log: log, done: done, wake: make(chan struct{}, 1), wanted: map[plan.FrontendKey]plan.Serving{}}
 }
 
 // Acknowledged notes the frontends of changed plans. What goes to an endpoint that still serves is left alone, also when
@@ -77,16 +78,12 @@ func (c *Cleaner) Acknowledged(changes []plan.ServiceChange, local []netip.Addr,
 // note adds the frontends of those ports whose endpoints or frontends have changed.
 func (c *Cleaner) note(old, now *plan.Service) (some bool) {
 	for _, s := range now.Serving {
-		if old != nil && same(old, now, s) {
+		if same(old, now, s) {
 			continue
-		}
-		live := make(map[netip.AddrPort]struct{}, len(s.Endpoints))
-		for _, e := range s.Endpoints {
-			live[e] = struct{}{}
 		}
 		for _, f := range now.Frontends {
 			if f.ID == s.ID {
-				c.wanted[f.FrontendKey], some = live, true
+				c.wanted[f.FrontendKey], some = s, true
 			}
 		}
 	}
@@ -95,12 +92,8 @@ func (c *Cleaner) note(old, now *plan.Service) (some bool) {
 
 // same says whether a port has the same endpoints and frontends as before: nothing can have become stale.
 func same(old, now *plan.Service, s plan.Serving) bool {
-	for _, o := range old.Serving {
-		if o.ID == s.ID {
-			return equal(o.Endpoints, s.Endpoints) && equal(keys(old, s.ID), keys(now, s.ID))
-		}
-	}
-	return false
+	before, had := old.StillServing(s.ID)
+	return had && slices.Equal(before.Endpoints, s.Endpoints) && slices.Equal(keys(old, s.ID), keys(now, s.ID))
 }
 
 func keys(s *plan.Service, id plan.PortID) (out []plan.FrontendKey) {
@@ -110,18 +103,6 @@ func keys(s *plan.Service, id plan.PortID) (out []plan.FrontendKey) {
 		}
 	}
 	return out
-}
-
-func equal[T comparable](a, b []T) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }
 
 const (
@@ -169,7 +150,7 @@ func (c *Cleaner) Run(ctx context.Context) {
 func (c *Cleaner) pass() error {
 	c.mu.Lock()
 	wanted, local, here := c.wanted, c.local, c.here
-	c.wanted = map[plan.FrontendKey]map[netip.AddrPort]struct{}{}
+	c.wanted = map[plan.FrontendKey]plan.Serving{}
 	c.mu.Unlock()
 	var families [7]bool
 	for k := range wanted {
@@ -196,7 +177,7 @@ func (c *Cleaner) pass() error {
 }
 
 // putBack notes frontends of a family again, unless they have changed meanwhile.
-func (c *Cleaner) putBack(family intent.Family, wanted map[plan.FrontendKey]map[netip.AddrPort]struct{}) {
+func (c *Cleaner) putBack(family intent.Family, wanted map[plan.FrontendKey]plan.Serving) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for k, live := range wanted {
@@ -208,7 +189,7 @@ func (c *Cleaner) putBack(family intent.Family, wanted map[plan.FrontendKey]map[
 
 // stale says whether a flow was addressed to a frontend that is looked at, and is answered by nobody who serves it. One
 // from before the frontend had endpoints is answered by the frontend's own address, and is stale too.
-func stale(f Flow, family intent.Family, wanted map[plan.FrontendKey]map[netip.AddrPort]struct{}, local map[netip.Addr]struct{}) bool {
+func stale(f Flow, family intent.Family, wanted map[plan.FrontendKey]plan.Serving, local map[netip.Addr]struct{}) bool {
 	k := plan.FrontendKey{Addr: f.Dst.Addr(), Family: family, Protocol: f.Protocol, Port: f.Dst.Port()}
 	live, ok := wanted[k]
 	if !ok {
@@ -220,6 +201,5 @@ func stale(f Flow, family intent.Family, wanted map[plan.FrontendKey]map[netip.A
 			return false
 		}
 	}
-	_, serves := live[f.From]
-	return !serves
+	return !live.Has(f.From)
 }
