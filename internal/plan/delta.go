@@ -7,9 +7,8 @@ import (
 
 // Delta is how a snapshot differs from the one that a mode acknowledged last.
 type Delta struct {
-	// Full: nothing is known about what the kernel does; all of the snapshot counts. The lists below are empty, unless Ahead:
-	// then they are how the snapshot differs from what the mode has prepared.
-	Full, Ahead bool
+	// Full: nothing is known about what the kernel does; all of the snapshot counts, and the lists below are empty.
+	Full bool
 	// Facts: those of the node's facts have changed that rules beside those of Services depend on.
 	Facts bool
 	// Frontends are those that came, changed (both set) or went, in the order of their keys.
@@ -33,8 +32,8 @@ type FrontendChange struct {
 
 // Delta is how the snapshot differs from what was acknowledged. It costs as much as there is changed.
 func (s *Snapshot) Delta() *Delta {
-	d := &Delta{Full: s.full, Ahead: s.ahead, Facts: s.facts, Serving: s.serving}
-	if !s.noting() {
+	d := &Delta{Full: s.full, Facts: s.facts, Serving: s.serving}
+	if s.full {
 		return d
 	}
 	for k, old := range s.changed {
@@ -58,42 +57,22 @@ func (s *Snapshot) Delta() *Delta {
 }
 
 // Acknowledge says that the kernel is in sync with the snapshot but for the frontends refused, which stay as they were
-// acknowledged or prepared before, and count as not there if they were not.
+// acknowledged before, and count as not there if they were not.
 func (s *Snapshot) Acknowledge(refused ...FrontendKey) {
 	left := map[FrontendKey]*Frontend{}
 	for _, k := range refused {
 		left[k] = nil
 		if old := s.changed[k]; !s.Frontends[k].Equal(old) {
-			left[k] = old // it was told of a change, and refused that
+			left[k] = old // it refused a change
 		}
 	}
-	s.changed, s.facts, s.serving, s.full, s.ahead = left, false, false, false, false
+	s.changed, s.facts, s.serving, s.full = left, false, false, false
 	s.changedIPs = map[netip.Addr]bool{} // one that was emptied would keep its room
 }
 
-// Prepared says that the mode has prepared all of the snapshot, though the kernel does nothing of it yet: the next delta is
-// full, and has what changes from here on.
-func (s *Snapshot) Prepared() {
-	s.ahead, s.facts, s.serving = true, false, false
-	clear(s.changed)
-	clear(s.changedIPs)
-}
-
-// Changed is how many frontends have changed since they were acknowledged or prepared, or more: those that have changed back
-// count too.
-func (s *Snapshot) Changed() int {
-	if !s.noting() {
-		return len(s.Frontends)
-	}
-	return len(s.changed)
-}
-
-// noting says whether changes are remembered: somebody will ask for them.
-func (s *Snapshot) noting() bool { return !s.full || s.ahead }
-
 // Forget says that nothing is known any more about what the kernel has.
 func (s *Snapshot) Forget() {
-	s.full, s.ahead = true, false
+	s.full = true
 	clear(s.changed)
 	clear(s.changedIPs)
 }

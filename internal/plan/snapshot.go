@@ -31,7 +31,6 @@ type Snapshot struct {
 	facts      bool
 	serving    bool
 	full       bool
-	ahead      bool
 }
 
 // NewSnapshot returns a snapshot of no Services, of which nothing has been acknowledged.
@@ -254,7 +253,7 @@ func (s *Snapshot) hold(k FrontendKey, next *Frontend) {
 	if was == next {
 		return
 	}
-	if _, noted := s.changed[k]; !noted && s.noting() {
+	if _, noted := s.changed[k]; !noted && !s.full {
 		s.changed[k] = was
 	}
 	if next == nil {
@@ -271,7 +270,7 @@ func (s *Snapshot) countIP(a netip.Addr, by int) {
 	} else {
 		delete(s.ClusterIPs, a)
 	}
-	if _, noted := s.changedIPs[a]; !noted && s.noting() {
+	if _, noted := s.changedIPs[a]; !noted && !s.full {
 		s.changedIPs[a] = was > 0
 	}
 }

@@ -33,9 +33,6 @@ func changes(d *plan.Delta) string {
 	if d.Full {
 		out = append(out, "full")
 	}
-	if d.Ahead {
-		out = append(out, "ahead")
-	}
 	if d.Facts {
 		out = append(out, "facts")
 	}
@@ -100,9 +97,9 @@ func TestDeltaStory(t *testing.T) {
 	expect("")
 }
 
-// TestAheadStory follows a snapshot that is prepared before it is acknowledged: its deltas are full, and list what has
+// TestAcknowledgedStory follows a snapshot through changes and acknowledgements: its deltas list what has
 // changed since.
-func TestAheadStory(t *testing.T) {
+func TestAcknowledgedStory(t *testing.T) {
 	s := plan.NewSnapshot(here())
 	expect := func(want string) {
 		t.Helper()
@@ -110,66 +107,54 @@ func TestAheadStory(t *testing.T) {
 			t.Fatalf("delta %q, want %q", got, want)
 		}
 	}
-	changed := func(want int) {
-		t.Helper()
-		if got := s.Changed(); got != want {
-			t.Fatalf("%d have changed, want %d", got, want)
-		}
-	}
-	changed(0)
 	a, b := intent.Key{Namespace: "ns", Name: "a"}, intent.Key{Namespace: "ns", Name: "b"}
 	set(s, only(entry("a", "10.96.0.1", "10.244.1.1")))
 	set(s, only(entry("c", "10.96.0.3", "10.244.1.3")))
 	expect("full")
-	changed(2)
-	s.Prepared()
-	expect("full ahead")
-	changed(0)
+	s.Acknowledge()
+	expect("")
 	set(s, only(entry("b", "10.96.0.2", "10.244.1.1")))
 	set(s, only(entry("a", "10.96.0.1", "10.244.1.2")))
 	s.Delete(intent.Key{Namespace: "ns", Name: "c"})
-	expect("full ahead ~10.96.0.1:80/tcp +10.96.0.2:80/tcp -10.96.0.3:80/tcp +10.96.0.2 -10.96.0.3")
+	expect("~10.96.0.1:80/tcp +10.96.0.2:80/tcp -10.96.0.3:80/tcp +10.96.0.2 -10.96.0.3")
 	// There and back again.
 	set(s, only(entry("a", "10.96.0.1", "10.244.1.1")))
 	set(s, only(entry("c", "10.96.0.3", "10.244.1.3")))
 	s.Delete(b)
-	expect("full ahead")
-	changed(3)
+	expect("")
 	f := here()
 	f.MasqueradeAll = true
 	s.SetFacts(f)
 	set(s, only(entry("b", "10.96.0.2", "10.244.1.1")))
-	expect("full ahead facts +10.96.0.2:80/tcp +10.96.0.2")
-	s.Prepared()
-	expect("full ahead")
-	changed(0)
+	expect("facts +10.96.0.2:80/tcp +10.96.0.2")
+	s.Acknowledge()
+	expect("")
 	s.Delete(b)
-	expect("full ahead -10.96.0.2:80/tcp -10.96.0.2")
+	expect("-10.96.0.2:80/tcp -10.96.0.2")
 	dns := only(entry("a", "10.96.0.1", "10.244.1.1"))
 	dns.Service.Ports[0].Protocol, dns.Slices[0].Ports[0].Protocol = intent.UDP, intent.UDP
 	set(s, dns)
-	expect("full ahead serving -10.96.0.1:80/tcp +10.96.0.1:80/udp -10.96.0.2:80/tcp -10.96.0.2")
-	s.Prepared()
-	expect("full ahead")
+	expect("serving -10.96.0.1:80/tcp +10.96.0.1:80/udp -10.96.0.2:80/tcp -10.96.0.2")
+	s.Acknowledge()
+	expect("")
 
-	// What was prepared counts no more, and is to be told again.
+	// What was acknowledged counts no more.
 	set(s, only(entry("b", "10.96.0.2", "10.244.1.1")))
 	s.Forget()
 	expect("full")
 	set(s, only(entry("b", "10.96.0.2", "10.244.1.2")))
 	expect("full")
-	s.Prepared()
+	s.Acknowledge()
 	s.Delete(a)
-	expect("full ahead -10.96.0.1:80/udp -10.96.0.1")
+	expect("-10.96.0.1:80/udp -10.96.0.1")
 	s.Acknowledge()
 	expect("")
-	changed(0)
 	s.Delete(b)
 	expect("-10.96.0.2:80/tcp -10.96.0.2")
 }
 
-// TestRefusedAhead: what is refused when the rest is told stays what was prepared, or not there where nothing was.
-func TestRefusedAhead(t *testing.T) {
+// TestRefused: what is refused stays what was acknowledged before, or not there if nothing was.
+func TestRefused(t *testing.T) {
 	s := plan.NewSnapshot(here())
 	at := func(ip string) plan.FrontendKey {
 		return plan.FrontendKey{Addr: addr(ip), Family: intent.IPv4, Protocol: intent.TCP, Port: 80}
@@ -177,8 +162,8 @@ func TestRefusedAhead(t *testing.T) {
 	for i := range 3 {
 		set(s, only(entry(fmt.Sprint("s", i), fmt.Sprintf("10.96.0.%d", i), "10.244.1.1")))
 	}
-	s.Prepared()
-	prepared := s.Frontends[at("10.96.0.1")]
+	s.Acknowledge()
+	before := s.Frontends[at("10.96.0.1")]
 	for i := 1; i < 4; i++ {
 		set(s, only(entry(fmt.Sprint("s", i), fmt.Sprintf("10.96.0.%d", i), "10.244.1.2")))
 	}
@@ -187,8 +172,8 @@ func TestRefusedAhead(t *testing.T) {
 	if got, want := changes(s.Delta()), "+10.96.0.0:80/tcp ~10.96.0.1:80/tcp +10.96.0.3:80/tcp"; got != want {
 		t.Fatalf("delta %q, want %q", got, want)
 	}
-	if got := s.Delta().Frontends[1].Old; got != prepared {
-		t.Errorf("before, there was %v, not what was prepared: %v", got, prepared)
+	if got := s.Delta().Frontends[1].Old; got != before {
+		t.Errorf("the old frontend is %v, want the acknowledged one: %v", got, before)
 	}
 	s.Acknowledge()
 	if d := s.Delta(); !d.Empty() {
@@ -376,12 +361,6 @@ func TestDeltasAddUp(t *testing.T) {
 				kernel.apply(s, s.Delta())
 				s.Acknowledge()
 				kernel.compare(t, fresh(entries))
-			case 3:
-				if d := s.Delta(); d.Full {
-					kernel.apply(s, d)
-					s.Prepared()
-					kernel.compare(t, fresh(entries))
-				}
 			default:
 				entries[name] = drawEntry(t, name)
 				s.Set(key, plan.For(entries[name], s.Facts))
@@ -428,7 +407,7 @@ func newMirror() *mirror {
 }
 
 func (m *mirror) apply(s *plan.Snapshot, d *plan.Delta) {
-	if d.Full && !d.Ahead {
+	if d.Full {
 		*m = *newMirror()
 		for k, f := range s.Frontends {
 			m.frontends[k] = f
