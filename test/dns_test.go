@@ -60,7 +60,7 @@ func startKubernetes(t *testing.T) *harness.API {
 func startDNS(t *testing.T, kubeconfig string) (addr, status string) {
 	t.Helper()
 	addr = fmt.Sprintf("127.0.0.1:%d", harness.FreePort())
-	p, status := runDNS(t, "--kubeconfig", kubeconfig, "--listen", addr, "--upstream", "none", "--max-udp-size", "4096")
+	p, status := runDNS(t, "--kubeconfig", kubeconfig, "--listen", addr, "--upstream", "none")
 	t.Cleanup(p.Kill)
 	return addr, status
 }

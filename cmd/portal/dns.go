@@ -113,7 +113,7 @@ func (o *dnsOptions) flags(cmd *cobra.Command) {
 	f.StringSliceVar(&o.allowRecursion, "allow-recursion", []string{"private"}, "networks whose clients may resolve other names: prefixes, private (this machine, private networks and the cluster's), or any")
 	f.StringSliceVar(&o.allowTransfer, "allow-transfer", nil, "networks that may transfer zones; default: none")
 	f.IntVar(&o.rateLimit, "rate-limit", 0, "identical responses a second to a network over UDP; 0: no limit")
-	f.IntVar(&o.maxUDPSize, "max-udp-size", server.DefaultUDPSize, "longest response over UDP in bytes, 512 to 65507")
+	f.IntVar(&o.maxUDPSize, "max-udp-size", 0, "longest response over UDP in bytes, 512 to 65507 (default: 1232, and on loopback what the client accepts)")
 	f.IntVar(&o.maxTCP, "max-connections", 2000, "most TCP and TLS connections at a time")
 	f.IntVar(&o.sockets, "sockets", 0, "UDP sockets for each address; 0: one for each processor")
 	f.BoolVar(&o.logQueries, "log-queries", false, "write a line for each response")

@@ -31,7 +31,9 @@ func (o *dnsOptions) serverOptions(stdout io.Writer, log *slog.Logger) (out serv
 		}
 	}
 	within("ttl", o.ttl, 0, 3600)
-	within("max-udp-size", o.maxUDPSize, 512, 65507)
+	if o.maxUDPSize != 0 {
+		within("max-udp-size", o.maxUDPSize, 512, 65507)
+	}
 	within("max-connections", o.maxTCP, 1, 1<<20)
 	within("rate-limit", o.rateLimit, 0, 1<<20)
 	within("sockets", o.sockets, 0, 256)

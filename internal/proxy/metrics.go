@@ -184,20 +184,20 @@ func (m *metrics) synced(d *plan.Delta, s *plan.Snapshot, families []intent.Fami
 	}
 }
 
-// shares divides a sync among the families that it was about. Both are told to the kernel at once; kube-proxy, whose
-// figures these are to be compared with, does one after the other.
+// shares divides a sync among the families that it was about. Both are programmed together; kube-proxy, whose figures these
+// are to be compared with, programs one after the other.
 func shares(d *plan.Delta, s *plan.Snapshot, families []intent.Family) map[intent.Family]float64 {
 	count, total := map[intent.Family]int{}, 0
 	add := func(f intent.Family) { count[f]++; total++ }
 	switch {
-	case d.Full && !d.Ahead:
+	case d.Full:
 		for k := range s.Frontends {
 			add(k.Family)
 		}
 		for _, f := range families {
 			add(f)
 		}
-	case d.Facts, d.Full:
+	case d.Facts:
 		for _, f := range families {
 			add(f)
 		}

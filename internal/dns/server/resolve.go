@@ -70,6 +70,7 @@ func (s *Server) giveWorker(w *worker) {
 
 func (w *worker) resolve(ctx context.Context, msg []byte, from netip.Addr) ([]byte, int, source) {
 	s, q := w.s, &w.q
+	w.from = from
 	q.Parse(msg)
 	if w.buf == nil {
 		w.buf = make([]byte, 0, 4096)

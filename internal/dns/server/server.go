@@ -57,7 +57,7 @@ type Options struct {
 	AllowRecursion []netip.Prefix
 	AllowTransfer  []netip.Prefix // none: nobody
 	RateLimit      int            // identical responses a second to a network; 0: no limit
-	MaxUDPSize     int            // of responses; 0: DefaultUDPSize
+	MaxUDPSize     int            // of responses; 0: DefaultUDPSize, and to clients on loopback what they accept
 	MaxTCPConns    int            // on each address, HTTPS included
 	// MaxWaiting bounds how many queries wait for upstreams.
 	MaxWaiting int
@@ -153,7 +153,6 @@ func (o *Options) defaults() {
 			*v = d
 		}
 	}
-	set(&o.MaxUDPSize, DefaultUDPSize)
 	set(&o.MaxTCPConns, 2000)
 	set(&o.MaxWaiting, 2000)
 	set(&o.Sockets, runtime.GOMAXPROCS(0))

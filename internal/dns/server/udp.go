@@ -235,7 +235,7 @@ func (u *udpSocket) answer(i, queued int) int {
 	case silent:
 		return queued
 	}
-	if u.w.r.Cut && min(int(u.w.q.UDPSize), u.s.opts.MaxUDPSize) > outSize { // because of the buffer, not of the client
+	if u.w.r.Cut && u.w.udpLimit() > outSize { // because of the buffer, not of the client
 		if queued > 0 {
 			// The response at hand lies behind those queued: it is copied to the front if it must be queued after all.
 			u.send(queued)
@@ -318,7 +318,7 @@ func (u *udpSocket) whole() []byte {
 	if u.big == nil {
 		u.big = make([]byte, bigSize)
 	}
-	u.w.r.Limit = min(int(u.w.q.UDPSize), u.s.opts.MaxUDPSize)
+	u.w.r.Limit = u.w.udpLimit()
 	out, outcome := u.s.zones.Answer(u.big[:0], &u.w.r)
 	if outcome != zone.Answered {
 		return nil

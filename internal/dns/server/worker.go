@@ -13,6 +13,7 @@ import (
 type worker struct {
 	s     *Server
 	proto proto
+	from  netip.Addr // the client of the current query
 	count *counters
 	turn  uint32
 	q     wire.Query
@@ -40,6 +41,7 @@ func (s *Server) newWorker(p proto) *worker {
 
 // handle answers a message into dst if it can be done at once: by a lookup and a copy, without allocating.
 func (w *worker) handle(dst, msg []byte, from netip.Addr) ([]byte, verdict) {
+	w.from = from
 	s, q := w.s, &w.q
 	w.r.Cut = false
 	switch q.Parse(msg) {
@@ -108,7 +110,18 @@ func (w *worker) limit(dst []byte) int {
 	if w.proto.stream() {
 		return min(cap(dst), 65535)
 	}
-	return min(int(w.q.UDPSize), w.s.opts.MaxUDPSize, cap(dst))
+	return min(w.udpLimit(), cap(dst))
+}
+
+// udpLimit is the longest response over UDP that the client of the current query may get.
+func (w *worker) udpLimit() int {
+	if w.s.opts.MaxUDPSize > 0 {
+		return min(int(w.q.UDPSize), w.s.opts.MaxUDPSize)
+	}
+	if w.from.Unmap().IsLoopback() { // no network that could fragment, and no victim of forged queries
+		return int(w.q.UDPSize)
+	}
+	return min(int(w.q.UDPSize), DefaultUDPSize)
 }
 
 // done counts a response, and applies the rate limit.
