@@ -50,18 +50,18 @@ func gauge(subsystem, name, help string, labels ...string) *metrics.GaugeVec {
 const reportEvery = 10 * time.Second
 
 // reportAllocation keeps the figures until ctx ends.
-func reportAllocation(ctx context.Context, book *alloc.Allocator) {
+func reportAllocation(ctx context.Context, allocator *alloc.Allocator) {
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
 	for {
 		addressesAllocated.Reset()
 		addressesAvailable.Reset()
-		for _, p := range book.Ranges() {
-			used, size := book.InUse(p)
+		for _, p := range allocator.Ranges() {
+			used, size := allocator.InUse(p)
 			addressesAllocated.WithLabelValues(p.String()).Set(float64(used))
 			addressesAvailable.WithLabelValues(p.String()).Set(float64(size - used))
 		}
-		used, size := book.PortsInUse()
+		used, size := allocator.PortsInUse()
 		portsAllocated.WithLabelValues().Set(float64(used))
 		portsAvailable.WithLabelValues().Set(float64(size - used))
 		select {

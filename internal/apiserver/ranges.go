@@ -32,7 +32,7 @@ func (s *Server) reserved(addr netip.Addr) bool {
 
 // serviceAddress says that an address is in a range of cluster IPs.
 func (s *Server) serviceAddress(addr netip.Addr) bool {
-	return slices.ContainsFunc(s.book.Ranges(), func(p netip.Prefix) bool { return p.Contains(addr.Unmap()) })
+	return slices.ContainsFunc(s.allocator.Ranges(), func(p netip.Prefix) bool { return p.Contains(addr.Unmap()) })
 }
 
 // followServiceCIDRs keeps the allocator's ranges those of the ServiceCIDR objects, until the server ends. It returns when
@@ -47,7 +47,7 @@ func (s *Server) followServiceCIDRs(hook genericserver.PostStartHookContext, fir
 		if own := ownRanges(list); len(own) > 0 {
 			s.ranges.Store(&own)
 		}
-		s.book.SetRanges(usableRanges(list, s.clusterRanges()))
+		s.allocator.SetRanges(usableRanges(list, s.clusterRanges()))
 	}
 	handler, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: update, UpdateFunc: func(_, now any) { update(now) }, DeleteFunc: update,

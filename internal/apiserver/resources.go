@@ -26,7 +26,7 @@ import (
 // resources are everything that the API serves. Another one is a folder under registry and a line here.
 func (s *Server) resources(who authenticator.Request) []registry.Resource {
 	allocation := &service.Allocation{
-		Book: s.book, Families: s.families(), Claimed: s.tracker.claimed, Refresh: s.tracker.refresh,
+		Allocator: s.allocator, Families: s.families(), Claimed: s.tracker.claimed, Refresh: s.tracker.refresh,
 		Reserved: s.reserved,
 	}
 	ttl := uint64(s.opts.EventTTL.Seconds())

@@ -45,16 +45,16 @@ import (
 
 // Server is the API, ready to run.
 type Server struct {
-	opts     *completed
-	store    *store.Store
-	generic  *genericserver.GenericAPIServer
-	loopback *restclient.Config
-	client   kubernetes.Interface
-	factory  informers.SharedInformerFactory
-	book     *alloc.Allocator
-	tracker  *tracker
-	listener *limitedListener
-	certs    *certificates
+	opts      *completed
+	store     *store.Store
+	generic   *genericserver.GenericAPIServer
+	loopback  *restclient.Config
+	client    kubernetes.Interface
+	factory   informers.SharedInformerFactory
+	allocator *alloc.Allocator
+	tracker   *tracker
+	listener  *limitedListener
+	certs     *certificates
 	// core and networking code objects as they are stored.
 	core, networking runtime.Codec
 	// kv reads and writes them in etcd.
@@ -123,10 +123,10 @@ func (s *Server) build() error {
 	codecs := serializer.NewCodecFactory(scheme)
 	codec := storageCodecs(scheme, codecs)
 	s.core, s.networking = codec(corev1.Resource("services")), codec(networkingv1.Resource("ipaddresses"))
-	s.book = alloc.New(uint16(s.opts.ports.Base), uint16(s.opts.ports.Base+s.opts.ports.Size-1),
+	s.allocator = alloc.New(uint16(s.opts.ports.Base), uint16(s.opts.ports.Base+s.opts.ports.Size-1),
 		rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), time.Now)
-	s.book.SetRanges(s.opts.ranges)
-	s.tracker = newTracker(s.store, s.book)
+	s.allocator.SetRanges(s.opts.ranges)
+	s.tracker = newTracker(s.store, s.allocator)
 
 	config, err := s.config(scheme, codecs)
 	if err != nil {
@@ -351,7 +351,7 @@ func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 	defer stop()
 	var follow sync.WaitGroup
 	follow.Go(func() { s.tracker.run(background, revision) })
-	follow.Go(func() { reportAllocation(background, s.book) })
+	follow.Go(func() { reportAllocation(background, s.allocator) })
 	follow.Go(func() { s.certs.run(background) })
 	s.generic.AddPostStartHookOrDie("portal-bootstrap", func(hook genericserver.PostStartHookContext) error {
 		return s.bootstrap(hook)

@@ -25,7 +25,7 @@ type Holder struct {
 	// PID is 0 if the process is in a PID namespace that this process can't see.
 	PID int
 	UID int
-	// Command is its command line, empty if that is not known.
+	// Command is its program and subcommand, empty if they are not known. Further arguments may be secrets.
 	Command string
 }
 
@@ -144,7 +144,8 @@ func holderOf(name string) (Holder, bool) {
 	h := Holder{PID: int(cred.Pid), UID: int(cred.Uid)}
 	if h.PID > 0 {
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", h.PID))
-		h.Command = strings.TrimSpace(strings.ReplaceAll(string(line), "\x00", " "))
+		words := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
+		h.Command = strings.Join(words[:min(2, len(words))], " ")
 	}
 	return h, true
 }

@@ -21,16 +21,16 @@ import (
 	"portal/internal/store"
 )
 
-// Allocation is what Services need to get addresses and ports: a book to choose from, and the store that decides.
+// Allocation is what Services need to get addresses and ports: an allocator to choose with, and the store that decides.
 type Allocation struct {
-	Book *alloc.Allocator
+	Allocator *alloc.Allocator
 	// Families are the address families of the cluster; the first is the default.
 	Families []corev1.IPFamily
 	// Reserved says that an address is for the kubernetes Service only; nil reserves none.
 	Reserved func(netip.Addr) bool
 	// Claimed asks the store whether a claim is held, for requests that store nothing themselves.
 	Claimed func(ctx context.Context, key string) (bool, error)
-	// Refresh makes the book hear of everything at once, before it says that a range is full.
+	// Refresh makes the allocator see everything at once, before it says that a range is full.
 	Refresh func(ctx context.Context) error
 }
 
@@ -90,15 +90,15 @@ func (r *allocatingREST) Update(ctx context.Context, name string, info rest.Upda
 func (a *Allocation) attempt(ctx context.Context, name string, trial bool, request func(context.Context) error) error {
 	refreshed := false
 	for try := 1; ; try++ {
-		choice := &choice{ctx: ctx, allocation: a, hold: a.Book.Begin(trial), trial: trial}
+		choice := &choice{ctx: ctx, allocation: a, reservation: a.Allocator.Begin(trial), trial: trial}
 		err := request(context.WithValue(ctx, choiceKey{}, choice))
 		if err == nil {
-			choice.hold.Commit()
+			choice.reservation.Commit()
 			return nil
 		}
-		choice.hold.Release()
+		choice.reservation.Release()
 		if choice.full && !refreshed {
-			// The book may not have heard yet of what was freed.
+			// The allocator may not have seen yet what was freed.
 			refreshed = true
 			if a.Refresh(ctx) == nil {
 				continue
@@ -112,8 +112,8 @@ func (a *Allocation) attempt(ctx context.Context, name string, trial bool, reque
 		if !ok {
 			return err
 		}
-		if choice.hold.Chose(claim) && try < attempts {
-			a.Book.Taken(claim)
+		if choice.reservation.Chose(claim) && try < attempts {
+			a.Allocator.Taken(claim)
 			continue
 		}
 		return choice.conflict(name, claim)
@@ -124,11 +124,11 @@ type choiceKey struct{}
 
 // choice is one attempt's Choice.
 type choice struct {
-	ctx        context.Context
-	allocation *Allocation
-	hold       *alloc.Reservation
-	trial      bool
-	full       bool
+	ctx         context.Context
+	allocation  *Allocation
+	reservation *alloc.Reservation
+	trial       bool
+	full        bool
 	// asked are the ports that the user asked for, which are not chosen for anything else in the same Service.
 	asked map[int32]bool
 	// last is the object as it was last handed to the store, to name the field of a conflict.
@@ -153,7 +153,7 @@ func (c *choice) Families() []corev1.IPFamily { return c.allocation.Families }
 
 func (c *choice) Address(family corev1.IPFamily) (string, error) {
 	for {
-		addr, err := c.hold.Address(family == corev1.IPv6Protocol)
+		addr, err := c.reservation.Address(family == corev1.IPv6Protocol)
 		if err != nil {
 			return "", c.noteFull(err)
 		}
@@ -176,7 +176,7 @@ func (c *choice) TakeAddress(_ corev1.IPFamily, ip string) error {
 	if err != nil {
 		return fmt.Errorf("%q is no IP address", ip)
 	}
-	if err := c.hold.CheckAddress(addr); err != nil {
+	if err := c.reservation.CheckAddress(addr); err != nil {
 		return err
 	}
 	if c.reserved(addr) {
@@ -187,7 +187,7 @@ func (c *choice) TakeAddress(_ corev1.IPFamily, ip string) error {
 
 func (c *choice) NodePort() (int32, error) {
 	for {
-		port, err := c.hold.Port()
+		port, err := c.reservation.Port()
 		if err != nil {
 			return 0, c.noteFull(err)
 		}
@@ -198,7 +198,7 @@ func (c *choice) NodePort() (int32, error) {
 }
 
 func (c *choice) TakeNodePort(port int32) error {
-	if err := c.hold.CheckPort(port); err != nil {
+	if err := c.reservation.CheckPort(port); err != nil {
 		return err
 	}
 	if c.asked == nil {
