@@ -40,7 +40,7 @@ func TestConfigIsChecked(t *testing.T) {
 		cfg   Config
 		wrong string
 	}{
-		{Config{}, "a way to the API server"},
+		{Config{}, "a configuration of the API server"},
 		{Config{REST: restNowhere(), MaxEndpointsPerSlice: 1001}, "from 1 to 1000"},
 		{Config{REST: restNowhere(), MaxEndpointsPerSubset: -1}, "from 1 to 1000"},
 		{Config{REST: restNowhere(), ClusterCIDRs: prefixes("10.0.0.0/30")}, "mask size"},
