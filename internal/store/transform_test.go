@@ -6,6 +6,7 @@ import (
 	"crypto/aes"
 	"strings"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
@@ -45,6 +46,8 @@ func options(t *testing.T, s *Store) *RESTOptions {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	must(t, corev1.AddToScheme(scheme))
+	// Watches decode into the hub version, which is the same type, as in the server.
+	scheme.AddKnownTypes(schema.GroupVersion{Version: runtime.APIVersionInternal}, &corev1.ConfigMap{}, &corev1.ConfigMapList{})
 	codec := serializer.NewCodecFactory(scheme).LegacyCodec(corev1.SchemeGroupVersion)
 	return &RESTOptions{
 		Store: s, Codec: func(schema.GroupResource) runtime.Codec { return codec },
@@ -65,6 +68,11 @@ func storageOf(t *testing.T, o *RESTOptions, resource schema.GroupResource) stor
 		storage.DefaultClusterScopedAttr, nil, nil)
 	must(t, err)
 	t.Cleanup(destroy)
+	for end := time.Now().Add(20 * time.Second); s.ReadinessCheck() != nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%v: %v", resource, s.ReadinessCheck())
+		}
+	}
 	return s
 }
 
