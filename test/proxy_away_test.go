@@ -19,8 +19,8 @@ import (
 	"portal/test/harness"
 )
 
-// soon is how long changes may take to arrive once the API is back.
-const soon = 5 * time.Second
+// soon is how long changes may take to arrive once the API is back: the longest backoff, and a little.
+const soon = 35 * time.Second
 
 // TestFaultsAPIAway takes the API server away in every way there is, for long, while Services are in use. They are served
 // as last known; what was changed meanwhile arrives as soon as the API is back.
@@ -165,7 +165,7 @@ func expired(t *testing.T, l *proxyLab, version string) bool {
 }
 
 // TestFaultsRestartWhileAway kills and restarts a proxy that can't reach the API: it knows nothing then, and leaves what
-// the kernel has been told alone.
+// is programmed alone.
 func TestFaultsRestartWhileAway(t *testing.T) {
 	rootOnly(t)
 	l := newProxyLab(t, "nftables")

@@ -60,7 +60,7 @@ func TestFaultsKill(t *testing.T) {
 			v.end(t)
 			t.Logf("%d probes of %d Services as the oracle says", l.Judge(t, snap), len(snap.Services))
 			log, _ := os.ReadFile(l.proxy.Log)
-			t.Logf("%d kills; %d starts got as far as a first sync (the first in %s)", killed, strings.Count(string(log), "the kernel has been told"), first)
+			t.Logf("%d kills; %d starts got as far as a first sync (the first in %s)", killed, strings.Count(string(log), "first sync done"), first)
 			if mode != "nftables" {
 				return
 			}

@@ -75,7 +75,7 @@ func TestFaultsRefused(t *testing.T) {
 	if n := l.metric(t, "kubeproxy_sync_proxy_rules_nftables_sync_failures_total"); n == 0 {
 		t.Error("the metrics say nothing of it")
 	}
-	if !strings.Contains(l.proxy.Tail(), "the kernel could not be told") {
+	if !strings.Contains(l.proxy.Tail(), "sync failed, retrying") {
 		t.Errorf("the log says nothing of it:\n%s", l.proxy.Tail())
 	}
 	failures := st.Failures
