@@ -72,6 +72,7 @@ func TestRecordedFoldersAreKnown(t *testing.T) {
 		"dns":       "TestDNSConformance",
 		"env":       "internal/serviceenv",
 		"dataplane": "TestDataplaneConformance",
+		"rbac":      "internal/rbac",
 	}
 	entries, err := os.ReadDir(harness.Recorded())
 	if err != nil {

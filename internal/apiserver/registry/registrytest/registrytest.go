@@ -44,7 +44,12 @@ func For(t testing.TB, resource registry.Resource, types ...func(*runtime.Scheme
 		t.Fatal(err)
 	}
 	rules := &Rules{Scheme: scheme, Storage: built}
-	rules.main, _ = built[resource.Name()].(*registry.REST)
+	switch main := built[resource.Name()].(type) {
+	case *registry.REST:
+		rules.main = main
+	case interface{ Unguarded() *registry.REST }:
+		rules.main = main.Unguarded()
+	}
 	return rules
 }
 
