@@ -194,7 +194,7 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 		wg.Go(func() { h.run(ctx) })
 	}
 	wg.Go(func() { w.Run(ctx) })
-	if options.AllowRecursion == nil && (options.Forward != nil || len(options.Stubs) > 0) {
+	if options.AllowPrivate && (options.Forward != nil || len(options.Stubs) > 0) {
 		wg.Go(func() { learnNetworks(ctx, config, s, log) })
 	}
 	wg.Go(func() { trimMemory(ctx, s.Ready) })

@@ -64,7 +64,7 @@ func (o *dnsOptions) serverOptions(stdout io.Writer, log *slog.Logger) (out serv
 	check("listen-tls", e)
 	out.ListenHTTPS, e = addrPorts(o.listenHTTP)
 	check("listen-https", e)
-	out.AllowRecursion, e = recursionNetworks(o.allowRecursion)
+	out.AllowRecursion, out.AllowPrivate, e = recursionNetworks(o.allowRecursion)
 	check("allow-recursion", e)
 	out.AllowTransfer, e = parsePrefixes(o.allowTransfer)
 	check("allow-transfer", e)
@@ -244,27 +244,24 @@ func anyAddress() string {
 	return "0.0.0.0"
 }
 
-// recursionNetworks parses --allow-recursion; nil means the default.
-func recursionNetworks(list []string) ([]netip.Prefix, error) {
-	if len(list) == 1 && list[0] == "private" {
-		return nil, nil
-	}
-	out := []netip.Prefix{}
+// recursionNetworks parses --allow-recursion; private stands for private networks and the cluster's.
+func recursionNetworks(list []string) (out []netip.Prefix, private bool, err error) {
+	out = []netip.Prefix{}
 	for _, s := range list {
 		switch s {
 		case "private":
-			out = append(out, server.PrivateNetworks()...)
+			private = true
 		case "any":
 			out = append(out, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0"))
 		default:
 			p, err := parsePrefixes([]string{s})
 			if err != nil {
-				return nil, fmt.Errorf("%w, private or any", err)
+				return nil, false, fmt.Errorf("%w, private or any", err)
 			}
 			out = append(out, p...)
 		}
 	}
-	return out, nil
+	return out, private, nil
 }
 
 func parsePrefixes(list []string) ([]netip.Prefix, error) {

@@ -49,17 +49,18 @@ func PrivateNetworks() []netip.Prefix {
 // recursionAccess decides for which clients names outside the cluster are resolved.
 type recursionAccess struct {
 	fixed networks
-	// byDefault: nobody said which networks; those of the cluster are added as they become known.
-	byDefault bool
-	cluster   *atomic.Pointer[networks]
-	refused   chan struct{}
+	// private: PrivateNetworks are among them, and those of the cluster are added as they become known.
+	private bool
+	cluster *atomic.Pointer[networks]
+	refused chan struct{}
 }
 
-func newRecursionAccess(given []netip.Prefix) recursionAccess {
-	a := recursionAccess{fixed: newNetworks(given), byDefault: given == nil, cluster: new(atomic.Pointer[networks]), refused: make(chan struct{}, 1)}
-	if a.byDefault {
-		a.fixed = newNetworks(PrivateNetworks())
+func newRecursionAccess(given []netip.Prefix, private bool) recursionAccess {
+	a := recursionAccess{private: private || given == nil, cluster: new(atomic.Pointer[networks]), refused: make(chan struct{}, 1)}
+	if a.private {
+		given = slices.Concat(given, PrivateNetworks())
 	}
+	a.fixed = newNetworks(given)
 	return a
 }
 
@@ -77,7 +78,7 @@ func (s *Server) mayRecurse(from netip.Addr) bool {
 	if a.fixed.contains(from) {
 		return true
 	}
-	if a.byDefault {
+	if a.private {
 		if n := a.cluster.Load(); n != nil && n.contains(from) {
 			return true
 		}

@@ -413,6 +413,33 @@ func TestAutopath(t *testing.T) {
 	}
 }
 
+// TestAutopathIsNoWayAround: a Pod that may not recurse gets the cluster's names of its search path, and no others.
+func TestAutopathIsNoWayAround(t *testing.T) {
+	c := small()
+	c.SetPod(&intent.Pod{Key: namespaced("shop", "me"), Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+	_, addr := started(t, c, Options{
+		Forward: upstream(t), Autopath: true, Zone: zone.Options{Pods: zone.PodsVerified},
+		AllowRecursion: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
+	})
+	if m := ask(t, addr, "udp", "www.example.com.shop.svc.cluster.local.", dns.TypeA); m.Rcode != dns.RcodeNameError {
+		t.Errorf("%v", m)
+	}
+	if m := ask(t, addr, "udp", "web.shop.shop.svc.cluster.local.", dns.TypeA); len(m.Answer) != 2 {
+		t.Errorf("%v", m)
+	}
+}
+
+// TestPrivateBesideOthers: a network beside private ones takes none of those away, the cluster's included.
+func TestPrivateBesideOthers(t *testing.T) {
+	s, _ := started(t, small(), Options{AllowPrivate: true, AllowRecursion: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}})
+	s.AllowClusterNetworks([]netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")})
+	for text, want := range map[string]bool{"203.0.113.1": true, "10.1.2.3": true, "127.0.0.1": true, "198.51.100.7": true, "192.0.2.1": false} {
+		if got := s.mayRecurse(netip.MustParseAddr(text)); got != want {
+			t.Errorf("%s may recurse: %v, want %v", text, got, want)
+		}
+	}
+}
+
 func selfSigned(t *testing.T) (*tls.Config, *x509.CertPool) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

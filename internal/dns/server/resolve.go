@@ -216,8 +216,11 @@ func (w *worker) autopath(ctx context.Context, buf []byte, from netip.Addr) []by
 	if !ok {
 		return nil
 	}
-	path := append([]string{"\x03svc" + origin, origin}, w.s.search...)
-	for _, suffix := range append(path, "\x00") {
+	path := []string{"\x03svc" + origin, origin}
+	if w.s.mayRecurse(from) { // the rest of the path leads out of the cluster
+		path = append(append(path, w.s.search...), "\x00")
+	}
+	for _, suffix := range path {
 		if len(name)+len(suffix) > wire.MaxName {
 			continue
 		}

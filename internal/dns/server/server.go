@@ -55,10 +55,12 @@ type Options struct {
 	// AllowRecursion are the networks for whose clients other names are resolved; nil: PrivateNetworks, and what
 	// AllowClusterNetworks adds.
 	AllowRecursion []netip.Prefix
-	AllowTransfer  []netip.Prefix // none: nobody
-	RateLimit      int            // identical responses a second to a network; 0: no limit
-	MaxUDPSize     int            // of responses; 0: DefaultUDPSize, and to clients on loopback what they accept
-	MaxTCPConns    int            // on each address, HTTPS included
+	// AllowPrivate adds PrivateNetworks and the cluster's to AllowRecursion.
+	AllowPrivate  bool
+	AllowTransfer []netip.Prefix // none: nobody
+	RateLimit     int            // identical responses a second to a network; 0: no limit
+	MaxUDPSize    int            // of responses; 0: DefaultUDPSize, and to clients on loopback what they accept
+	MaxTCPConns   int            // on each address, HTTPS included
 	// MaxWaiting bounds how many queries wait for upstreams.
 	MaxWaiting int
 	Sockets    int // UDP sockets on each address; 0: one for each processor
@@ -104,7 +106,7 @@ func New(cluster *intent.Cluster, o Options) (*Server, error) {
 	s := &Server{
 		opts: o, cluster: cluster, zones: zones, forward: o.Forward, limiter: newLimiter(o.RateLimit),
 		queries: newQueryLog(o.QueryLog), waiting: newWaitlist(o.MaxWaiting), spare: make(chan *worker, 64),
-		access: newRecursionAccess(o.AllowRecursion), transfers: newNetworks(o.AllowTransfer),
+		access: newRecursionAccess(o.AllowRecursion, o.AllowPrivate), transfers: newNetworks(o.AllowTransfer),
 	}
 	var names []string
 	for i, n := range zones.Origins() {
