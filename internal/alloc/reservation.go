@@ -98,7 +98,8 @@ func (r *Reservation) Chose(c Claim) bool { return r.chosen[c] }
 // them.
 func (r *Reservation) Commit() { r.end(true) }
 
-// Release ends the reservation of a request that stored nothing.
+// Release ends the reservation of a request that failed. If it was stored nevertheless, because etcd's answer was lost, the
+// watch says so; until then the store refuses the claim to others.
 func (r *Reservation) Release() { r.end(false) }
 
 func (r *Reservation) reserve(c Claim) {
