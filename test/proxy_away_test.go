@@ -19,8 +19,12 @@ import (
 	"portal/test/harness"
 )
 
-// soon is how long changes may take to arrive once the API is back: the longest backoff, and a little.
-const soon = 35 * time.Second
+const (
+	// soon is how long a change may take to arrive.
+	soon = 5 * time.Second
+	// afterOutage is how long it may take once the API is back: the longest backoff, and a little.
+	afterOutage = 35 * time.Second
+)
 
 // TestFaultsAPIAway takes the API server away in every way there is, for long, while Services are in use. They are served
 // as last known; what was changed meanwhile arrives as soon as the API is back.
@@ -59,7 +63,7 @@ func TestFaultsAPIAway(t *testing.T) {
 			if way.name != "unreachable" {
 				l.change(t)
 			}
-			snap, _ := l.settled(t, soon)
+			snap, _ := l.settled(t, afterOutage)
 			t.Logf("after %s, changes had arrived %s after the API was back", *faultAway, time.Since(back).Round(time.Millisecond))
 			v.end(t)
 			l.Judge(t, snap)
@@ -139,7 +143,7 @@ func TestFaultsRelist(t *testing.T) {
 	l.api.Kill()
 	restart(t, l)
 	l.relay.Mend()
-	snap, took := l.settled(t, soon)
+	snap, took := l.settled(t, afterOutage)
 	t.Logf("relisted after %s", took.Round(time.Millisecond))
 	// The proxy had seen no more than this when the watch was cut.
 	if !expired(t, l, seen) {
@@ -191,7 +195,7 @@ func TestFaultsRestartWhileAway(t *testing.T) {
 	}
 	l.change(t)
 	l.relay.Mend()
-	snap, _ := l.settled(t, 2*soon)
+	snap, _ := l.settled(t, afterOutage)
 	v.end(t)
 	l.Judge(t, snap)
 }

@@ -49,7 +49,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) int {
 	return 1
 }
 
-// stopped reports whether an error only says that the process was told to stop.
+// stopped reports whether an error only follows from stopping the process.
 func stopped(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, context.Canceled)
 }

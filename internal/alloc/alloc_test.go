@@ -71,9 +71,9 @@ func TestReservation(t *testing.T) {
 	}
 	second.Commit()
 	if _, err := b.Begin(false).Port(); err == nil {
-		t.Fatal("a stored claim that the allocator has not been told of yet was handed out")
+		t.Fatal("a stored claim that the allocator has not seen yet was handed out")
 	}
-	// It was stored and removed again before the allocator was told of either.
+	// It was stored and removed again before the allocator saw either.
 	*now = now.Add(commitGrace + time.Second)
 	if _, err := b.Begin(false).Port(); err != nil {
 		t.Fatalf("a committed claim does not expire: %v", err)

@@ -17,7 +17,7 @@ type Claim struct {
 	Port uint16
 }
 
-// commitGrace is how long a stored claim stays reserved while the allocator has not been told of it. It only has to
+// commitGrace is how long a stored claim stays reserved until the allocator has seen it. It only has to
 // outlast the watch's delay: one that is allocated again too early is refused by the store, and another is chosen.
 const commitGrace = 15 * time.Second
 

@@ -142,7 +142,7 @@ func TestDeadlines(t *testing.T) {
 func inNamespace(t *testing.T) *Socket {
 	t.Helper()
 	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNET); errors.Is(err, unix.EPERM) {
+	if err := unix.Unshare(unix.CLONE_NEWNET); errors.Is(err, unix.EPERM) && os.Geteuid() != 0 {
 		t.Skip("a network namespace needs root")
 	} else if err != nil {
 		t.Fatal(err)
