@@ -66,6 +66,13 @@ func (k *kernel) look() {
 	k.looks++
 }
 
+// lose is what somebody does who flushes the rules.
+func (k *kernel) lose() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.lost = true
+}
+
 func (k *kernel) Check(context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -597,9 +604,7 @@ func TestDriftRepairBacksOff(t *testing.T) {
 	in(t, nil, func(w *world) {
 		w.listed()
 		for range 10 * 60 { // ten minutes
-			w.kernel.mu.Lock()
-			w.kernel.lost = true
-			w.kernel.mu.Unlock()
+			w.kernel.lose()
 			w.after(time.Second)
 		}
 		full := len(w.kernel.deltas)
@@ -610,12 +615,14 @@ func TestDriftRepairBacksOff(t *testing.T) {
 			w.Errorf("/state says %q at %v", st.LastDrift, st.LastDriftAt)
 		}
 		// Just after a repair the next one is a minute away; a change is not.
-		for n := len(w.kernel.deltas); len(w.kernel.deltas) == n; {
+		for n, end := len(w.kernel.deltas), time.Now().Add(5*time.Minute); len(w.kernel.deltas) == n; {
+			if time.Now().After(end) {
+				w.Fatal("no repair within five minutes")
+			}
+			w.kernel.lose()
 			w.after(time.Second)
 		}
-		w.kernel.mu.Lock()
-		w.kernel.lost = true
-		w.kernel.mu.Unlock()
+		w.kernel.lose()
 		n := len(w.kernel.deltas)
 		w.after(40 * time.Second)
 		w.cluster.SetService(service("b", "10.96.0.2"))

@@ -200,12 +200,13 @@ var errSilence = errors.New(silence)
 // wait waits until the socket is ready, and returns its error.
 func (f *flow) wait(event int16, until time.Time) error {
 	for {
-		left := time.Until(until)
-		if left <= 0 {
+		// On a busy machine this may run for the first time when the time is over: what is there by then counts.
+		left := max(0, time.Until(until))
+		p := []unix.PollFd{{Fd: int32(f.fd), Events: event}}
+		n, err := unix.Poll(p, int((left + time.Millisecond - 1).Milliseconds()))
+		if err == nil && n == 0 && left == 0 {
 			return errSilence
 		}
-		p := []unix.PollFd{{Fd: int32(f.fd), Events: event}}
-		n, err := unix.Poll(p, int(left.Milliseconds())+1)
 		if err == unix.EINTR || err == nil && n == 0 {
 			continue
 		}
@@ -255,11 +256,10 @@ func (f *flow) hear(until time.Time) (string, error) {
 
 // try makes one connection or sends one datagram.
 func (h *host) try(p intent.Protocol, src netip.Addr, dst netip.AddrPort, patience time.Duration) outcome {
-	until := time.Now().Add(patience)
 	f, err := h.open(p, src, dst)
 	var line string
 	if err == nil {
-		line, err = f.greet(until)
+		line, err = f.greet(time.Now().Add(patience))
 	}
 	o := read(line, err)
 	if f != nil {
