@@ -26,8 +26,8 @@ func serviceBody(name, spec string) string {
 	return fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q},"spec":%s}`, name, spec)
 }
 
-// TestAccess: who has no credentials sees whether the server is well and which it is; who has some but is not in
-// system:masters sees no more; a wrong token is worse than none.
+// TestAccess: who has no credentials sees whether the server is well and which it is; who has some but no role sees also what
+// the API has; a wrong token is worse than none.
 func TestAccess(t *testing.T) {
 	t.Parallel()
 	tokens := filepath.Join(t.TempDir(), "tokens.csv")
@@ -36,21 +36,27 @@ func TestAccess(t *testing.T) {
 	}
 	api := startPortal(t, "--controllers", "none", "--token-auth-file", tokens)
 	everybody := []string{"/healthz", "/livez", "/readyz", "/version"}
-	masters := []string{"/metrics", "/api", "/apis", "/api/v1/services", services, "/openapi/v2", "/openapi/v3", "/", "/healthz/etcd"}
+	known := []string{"/api", "/apis", "/openapi/v2", "/openapi/v3"}
+	masters := []string{"/metrics", "/api/v1/services", services, "/", "/healthz/etcd"}
 	for name, who := range map[string]struct {
-		caller      *caller
-		open, other int
+		caller                 *caller
+		open, discovery, other int
 	}{
-		"nobody":           {somebody(api, ""), 200, 401},
-		"wrong token":      {somebody(api, "nonsense"), 401, 401},
-		"bob":              {somebody(api, "plain"), 200, 403},
-		"alice":            {somebody(api, "good"), 200, 200},
-		"by a certificate": {admin(t, api), 200, 200},
+		"nobody":           {somebody(api, ""), 200, 403, 403},
+		"wrong token":      {somebody(api, "nonsense"), 401, 401, 401},
+		"bob":              {somebody(api, "plain"), 200, 200, 403},
+		"alice":            {somebody(api, "good"), 200, 200, 200},
+		"by a certificate": {admin(t, api), 200, 200, 200},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, path := range everybody {
 				if code, answer := who.caller.ask(t, "GET", path, ""); code != who.open {
 					t.Errorf("GET %s: %d, want %d: %s", path, code, who.open, answer)
+				}
+			}
+			for _, path := range known {
+				if code, answer := who.caller.ask(t, "GET", path, ""); code != who.discovery {
+					t.Errorf("GET %s: %d, want %d: %.200s", path, code, who.discovery, answer)
 				}
 			}
 			for _, path := range masters {

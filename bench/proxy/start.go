@@ -173,15 +173,18 @@ func (s *session) waitAll(ctx context.Context, p *run) error {
 	return s.waitFor(ctx, p, order)
 }
 
-// waitFor waits until some Services answer.
+// waitFor waits until some Services answer at each of their frontends: a proxy may write its rules for the two families one after
+// the other.
 func (s *session) waitFor(ctx context.Context, p *run, services []int) error {
 	deadline := time.Now().Add(s.o.startTimeout)
 	for _, i := range services {
-		for probe(s.c.vip(i), 5*time.Millisecond) != nil {
-			if err := s.check(ctx, p, deadline); err != nil {
-				return err
+		for _, to := range s.c.frontends[i] {
+			for probe(to, 5*time.Millisecond) != nil {
+				if err := s.check(ctx, p, deadline); err != nil {
+					return fmt.Errorf("%s: %w", to, err)
+				}
+				time.Sleep(time.Millisecond)
 			}
-			time.Sleep(time.Millisecond)
 		}
 	}
 	return nil

@@ -1,12 +1,9 @@
 package apiserver
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"slices"
 
-	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/group"
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
@@ -15,14 +12,13 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/websocket"
 	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
 	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
-	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// openPaths are what anybody may read, so that a probe needs no credentials.
+// openPaths are what probes read; they cost nothing.
 var openPaths = []string{"/healthz", "/livez", "/readyz", "/version", "/version/"}
 
-// newAuthenticator knows clients by certificate and by token; those with neither are anonymous, and see only openPaths.
+// newAuthenticator knows clients by certificate and by token. Those with neither are anonymous, and may do what roles allow to
+// system:unauthenticated.
 func newAuthenticator(verify x509request.VerifyOptionFunc, tokenFile string) (authenticator.Request, error) {
 	known := []authenticator.Request{x509request.NewDynamic(verify, x509request.CommonNameUserConversion)}
 	if tokenFile != "" {
@@ -32,13 +28,9 @@ func newAuthenticator(verify x509request.VerifyOptionFunc, tokenFile string) (au
 		}
 		known = append(known, bearertoken.New(tokens), websocket.NewProtocolAuthenticator(tokens))
 	}
-	var open []apiserver.AnonymousAuthCondition
-	for _, path := range openPaths {
-		open = append(open, apiserver.AnonymousAuthCondition{Path: path})
-	}
 	return union.NewFailOnError(
 		group.NewAuthenticatedGroupAdder(union.New(known...)),
-		anonymous.NewAuthenticator(open),
+		anonymous.NewAuthenticator(nil),
 	), nil
 }
 
@@ -52,53 +44,4 @@ func readTokens(path string) (authenticator.Token, error) {
 		return nil, fmt.Errorf("--token-auth-file %s: each line must be token,user,uid,\"groups\": %w", path, err)
 	}
 	return tokens, nil
-}
-
-// mastersOnly lets members of system:masters do everything and everybody else read openPaths. It stands until roles
-// can be granted.
-type mastersOnly struct{}
-
-var (
-	_ authorizer.Authorizer   = mastersOnly{}
-	_ authorizer.RuleResolver = mastersOnly{}
-)
-
-func (mastersOnly) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	who := a.GetUser()
-	if who == nil {
-		return authorizer.DecisionDeny, "the request has no user", nil
-	}
-	if slices.Contains(who.GetGroups(), user.SystemPrivilegedGroup) {
-		return authorizer.DecisionAllow, "", nil
-	}
-	if !a.IsResourceRequest() && a.IsReadOnly() && slices.Contains(openPaths, a.GetPath()) {
-		return authorizer.DecisionAllow, "", nil
-	}
-	return authorizer.DecisionNoOpinion, "", nil // which nobody else has either
-}
-
-// ConditionsAwareAuthorize is Authorize: this authorizer knows no conditions.
-func (m mastersOnly) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Attributes) authorizer.ConditionsAwareDecision {
-	return authorizer.ConditionsAwareDecisionFromParts(m.Authorize(ctx, a))
-}
-
-// EvaluateConditions refuses: this authorizer sets no conditions.
-func (mastersOnly) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData,
-) (authorizer.Decision, string, error) {
-	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
-}
-
-// RulesFor lists what a user may do, for `kubectl auth can-i --list`.
-func (mastersOnly) RulesFor(_ context.Context, who user.Info, _ string,
-) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
-	if slices.Contains(who.GetGroups(), user.SystemPrivilegedGroup) {
-		return []authorizer.ResourceRuleInfo{&authorizer.DefaultResourceRuleInfo{
-				Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"},
-			}}, []authorizer.NonResourceRuleInfo{&authorizer.DefaultNonResourceRuleInfo{
-				Verbs: []string{"*"}, NonResourceURLs: []string{"*"},
-			}}, false, nil
-	}
-	return nil, []authorizer.NonResourceRuleInfo{&authorizer.DefaultNonResourceRuleInfo{
-		Verbs: []string{"get", "head"}, NonResourceURLs: openPaths,
-	}}, false, nil
 }

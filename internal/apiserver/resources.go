@@ -16,6 +16,7 @@ import (
 	"portal/internal/apiserver/registry/namespace"
 	"portal/internal/apiserver/registry/node"
 	"portal/internal/apiserver/registry/pod"
+	"portal/internal/apiserver/registry/rbac"
 	"portal/internal/apiserver/registry/secret"
 	"portal/internal/apiserver/registry/service"
 	"portal/internal/apiserver/registry/serviceaccount"
@@ -29,6 +30,8 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		Allocator: s.allocator, Families: s.families(), Claimed: s.tracker.claimed, Refresh: s.tracker.refresh,
 		Reserved: s.reserved,
 	}
+	authorizer := s.authorizer()
+	guard := &rbac.Guard{Index: s.roles, Authorizer: authorizer}
 	ttl := uint64(s.opts.EventTTL.Seconds())
 	return []registry.Resource{
 		namespace.New(),
@@ -52,10 +55,15 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 
 		event.NewEvents(ttl),
 
-		accessreview.New(mastersOnly{}),
-		accessreview.NewSubject(mastersOnly{}),
-		accessreview.NewLocal(mastersOnly{}),
-		accessreview.NewRules(mastersOnly{}),
+		rbac.NewRole(guard),
+		rbac.NewClusterRole(guard),
+		rbac.NewRoleBinding(guard),
+		rbac.NewClusterRoleBinding(guard),
+
+		accessreview.New(authorizer),
+		accessreview.NewSubject(authorizer),
+		accessreview.NewLocal(authorizer),
+		accessreview.NewRules(authorizer),
 
 		tokenreview.New(who, authenticator.Audiences{"https://kubernetes.default.svc"}),
 		tokenreview.NewSelf(),

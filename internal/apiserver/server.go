@@ -35,11 +35,14 @@ import (
 	basecompatibility "k8s.io/component-base/compatibility"
 
 	"portal/internal/alloc"
+	"portal/internal/apiserver/authz"
 	generated "portal/internal/apiserver/openapi"
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/service"
 	"portal/internal/audit"
 	"portal/internal/ensure"
+	"portal/internal/rbac"
+	"portal/internal/rbac/policy"
 	"portal/internal/store"
 )
 
@@ -55,6 +58,8 @@ type Server struct {
 	tracker   *tracker
 	listener  *limitedListener
 	certs     *certificates
+	// roles are the roles and bindings that requests are authorized by.
+	roles *rbac.Index
 	// core and networking code objects as they are stored.
 	core, networking runtime.Codec
 	// kv reads and writes them in etcd.
@@ -79,7 +84,7 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
 	registerMetrics()
-	s := &Server{opts: c, systemErrs: map[string]string{}}
+	s := &Server{opts: c, roles: rbac.NewIndex(), systemErrs: map[string]string{}}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -217,7 +222,11 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 		return nil, err
 	}
 	s.client = client
-	s.loop = ensure.New(s.reportSystem, s.system()...)
+	defaults, err := policy.Default()
+	if err != nil {
+		return nil, err
+	}
+	s.loop = ensure.New(s.reportSystem, append(s.system(), authz.Defaults(client, defaults)...)...)
 	s.factory = informers.NewSharedInformerFactory(client, 0)
 	s.guards = newGuards()
 	if config.AdmissionControl, err = s.guards.chain(s.factory, s.opts.DenyExternalIPs); err != nil {
@@ -257,11 +266,14 @@ func (s *Server) secure(config *genericserver.Config) error {
 		return err
 	}
 	config.Authentication.Authenticator = who
-	config.Authorization.Authorizer = mastersOnly{}
-	config.RuleResolver = mastersOnly{}
+	config.Authorization.Authorizer = s.authorizer()
+	config.RuleResolver = s.authorizer()
 	genericserver.AuthorizeClientBearerToken(config.LoopbackClientConfig, &config.Authentication, &config.Authorization)
 	return nil
 }
+
+// authorizer decides what a user may do.
+func (s *Server) authorizer() authz.Authorizer { return authz.Authorizer{Index: s.roles} }
 
 // hosts are the names and addresses that clients know the server by.
 func (s *Server) hosts() []string {

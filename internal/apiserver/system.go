@@ -21,6 +21,7 @@ import (
 	genericserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/klog/v2"
 
+	"portal/internal/apiserver/authz"
 	"portal/internal/ensure"
 )
 
@@ -102,10 +103,15 @@ func (s *Server) endpointsOf(m *membership) []ensure.Object {
 func (s *Server) bootstrap(hook genericserver.PostStartHookContext) error {
 	first, cancel := context.WithTimeout(hook, firstPassTimeout)
 	defer cancel()
+	if err := authz.Follow(s.factory, s.roles); err != nil {
+		return err
+	}
 	if err := s.followServiceCIDRs(hook, first); err != nil {
 		klog.ErrorS(err, "service ranges could not be read at start, using those of --service-cluster-ip-range until they can")
 	}
 	s.loop.Once(first)
+	// Requests are authorized by what the informers have: the server is ready when they have the default roles.
+	s.factory.WaitForCacheSync(first.Done())
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/client-go/informers"
 
+	"portal/internal/controllers/aggregation"
 	"portal/internal/controllers/endpoints"
 	"portal/internal/controllers/endpointslice"
 	"portal/internal/controllers/garbage"
@@ -38,6 +39,7 @@ var registry = []struct {
 	{"node", newNode},
 	{"garbage", newGarbage},
 	{servicecidr.Name, newServiceCIDR},
+	{aggregation.Name, newAggregation},
 }
 
 // Names are those of the controllers that there are.
@@ -107,6 +109,20 @@ func newServiceCIDR(s *shared) (runner, error) {
 		factory.Start(ctx.Done())
 		defer factory.Shutdown()
 		return controller.Run(ctx)
+	}), nil
+}
+
+func newAggregation(s *shared) (runner, error) {
+	return runFunc(func(ctx context.Context) error {
+		factory := informers.NewSharedInformerFactory(s.client, 0)
+		controller, err := aggregation.New(s.client, factory)
+		if err != nil {
+			return err
+		}
+		factory.Start(ctx.Done())
+		defer factory.Shutdown()
+		controller.Run(ctx)
+		return nil
 	}), nil
 }
 
