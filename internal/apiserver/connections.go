@@ -40,6 +40,9 @@ type limitedListener struct {
 	max     int
 	timeout time.Duration
 
+	closed    chan struct{}
+	closeOnce sync.Once
+
 	mu   sync.Mutex
 	open int
 	// byAddress and unauthenticated hold the connections on which no request of a known client has come, by the client's
@@ -50,7 +53,13 @@ type limitedListener struct {
 }
 
 func limitConnections(inner net.Listener, most int, timeout time.Duration) *limitedListener {
-	return &limitedListener{Listener: inner, max: most, timeout: timeout, byAddress: map[string]*list.Element{}}
+	return &limitedListener{Listener: inner, max: most, timeout: timeout, closed: make(chan struct{}), byAddress: map[string]*list.Element{}}
+}
+
+// Close ends Accept. Connections stay.
+func (l *limitedListener) Close() error {
+	l.closeOnce.Do(func() { close(l.closed) })
+	return l.Listener.Close()
 }
 
 // Accept waits for a connection within the limit.

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -53,6 +54,7 @@ type Server struct {
 	generic   *genericserver.GenericAPIServer
 	loopback  *restclient.Config
 	client    kubernetes.Interface
+	transport http.RoundTripper // of client
 	factory   informers.SharedInformerFactory
 	allocator *alloc.Allocator
 	tracker   *tracker
@@ -217,7 +219,12 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	s.loopback.ContentType = "application/vnd.kubernetes.protobuf"
 	s.loopback.QPS = -1
 	s.loopback.WarningHandler = restclient.NoWarnings{} // warnings are for people
-	client, err := kubernetes.NewForConfig(s.loopback)
+	ownClient, err := restclient.HTTPClientFor(s.loopback)
+	if err != nil {
+		return nil, err
+	}
+	s.transport = ownClient.Transport
+	client, err := kubernetes.NewForConfigAndClient(s.loopback, ownClient)
 	if err != nil {
 		return nil, err
 	}
@@ -365,6 +372,7 @@ func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 	follow.Go(func() { s.tracker.run(background, revision) })
 	follow.Go(func() { reportAllocation(background, s.allocator) })
 	follow.Go(func() { s.certs.run(background) })
+	follow.Go(func() { s.closeOwnConnections(background) })
 	s.generic.AddPostStartHookOrDie("portal-bootstrap", func(hook genericserver.PostStartHookContext) error {
 		return s.bootstrap(hook)
 	})
@@ -391,6 +399,23 @@ func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 		return cause
 	}
 	return err
+}
+
+// closeOwnConnections closes the connections of the server to itself when it listens no more. They have no requests then, but
+// HTTP/2 would keep them, and the server waiting for them, for another second or two.
+func (s *Server) closeOwnConnections(ctx context.Context) {
+	select {
+	case <-s.listener.closed:
+	case <-ctx.Done():
+		return
+	}
+	for ctx.Err() == nil {
+		utilnet.CloseIdleConnectionsFor(s.transport)
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // watchStore ends the server when the etcd inside it fails: without it nothing can be answered.
