@@ -37,8 +37,28 @@ type Server struct {
 
 	addr   string
 	server *http.Server
+	// refusals watches will be answered with the status refusal.
+	refusals, refusal int
 	// lists are the queries of all lists, a page at a time.
 	lists []string
+}
+
+// Refuse lets the next n watches fail with a status, as a server does that is not yet ready.
+func (s *Server) Refuse(n, status int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refusals, s.refusal = n, status
+}
+
+// refuses says with which status a watch is to fail; 0: none.
+func (s *Server) refuses() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refusals == 0 {
+		return 0
+	}
+	s.refusals--
+	return s.refusal
 }
 
 // Lists returns the queries of the lists since the last call, a page at a time.
@@ -277,16 +297,20 @@ func (s *Server) initialEvents(w http.ResponseWriter, r *http.Request, resource 
 }
 
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, resource string) {
+	if code := s.refuses(); code != 0 {
+		status(w, code, metav1.StatusReasonUnknown)
+		return
+	}
 	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	s.mu.Lock()
 	gone := from < s.oldest
 	s.mu.Unlock()
-	if gone {
-		status(w, http.StatusGone, metav1.StatusReasonExpired)
-		return
-	}
 	if r.URL.Query().Get("sendInitialEvents") == "true" {
 		s.initialEvents(w, r, resource)
+		return
+	}
+	if gone {
+		status(w, http.StatusGone, metav1.StatusReasonExpired)
 		return
 	}
 	w.(http.Flusher).Flush()
