@@ -14,6 +14,31 @@ func collectAt(percent int) {
 	}
 }
 
+const (
+	// garbage is in percent of what is in use: a little less than usual, which trades a few percent of CPU for a part of the memory.
+	garbage = 70
+	// With manyConnections a change goes to so many watches that collecting what this leaves behind is what the last of them wait for;
+	// from then on memory is traded for time, until half of them have gone.
+	manyConnections = 500
+	garbageOfMany   = 150
+)
+
+// collectByConnections adapts how much garbage starts a collection to the number of connected clients; unless GOGC says.
+// It is called by one goroutine at a time.
+func collectByConnections() func(open int) {
+	many := false
+	return func(open int) {
+		switch {
+		case !many && open >= manyConnections:
+			many = true
+			collectAt(garbageOfMany)
+		case many && open < manyConnections/2:
+			many = false
+			collectAt(garbage)
+		}
+	}
+}
+
 // trimMemory returns the garbage of the first lists to the system once they are in: it is several times what stays.
 func trimMemory(ctx context.Context, ready func() bool) {
 	for !ready() {

@@ -13,6 +13,7 @@ import (
 
 func newServerCommand() *cobra.Command {
 	opts := server.DefaultOptions()
+	opts.OnConnections = collectByConnections()
 	logs := logOptions{}
 	cmd := &cobra.Command{
 		Use:   "server",
@@ -75,6 +76,3 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 	f.IntVar(&o.MaxEndpointsPerSlice, "max-endpoints-per-slice", o.MaxEndpointsPerSlice, "endpoints in one EndpointSlice at most, up to 1000")
 	f.DurationVar(&o.AuditInterval, "audit-interval", o.AuditInterval, "how often allocations are checked against their Services")
 }
-
-// garbage is in percent of what is in use: a little less than usual, which trades a few percent of CPU for a part of the memory.
-const garbage = 70

@@ -29,6 +29,7 @@ type upOptions struct {
 
 func newUpCommand() *cobra.Command {
 	o := upOptions{server: server.DefaultOptions()}
+	o.server.OnConnections = collectByConnections()
 	if dir := userDataDir(); dir != "" {
 		o.server.DataDir = dir
 	}

@@ -39,6 +39,8 @@ type limitedListener struct {
 	net.Listener
 	max     int
 	timeout time.Duration
+	// count is told how many connections are open when that changes; nil: nobody is.
+	count func(open int)
 
 	closed    chan struct{}
 	closeOnce sync.Once
@@ -95,10 +97,18 @@ func (l *limitedListener) admit(conn net.Conn) net.Conn {
 		}
 		l.drop(oldest.Value.(*limitedConn))
 	}
-	l.open++
+	l.counted(1)
 	l.byAddress[c.address] = l.unauthenticated.PushBack(c)
 	c.timer = time.AfterFunc(l.timeout, func() { _ = c.Close() })
 	return c
+}
+
+// counted notes one connection more or less. The caller holds mu.
+func (l *limitedListener) counted(change int) {
+	l.open += change
+	if l.count != nil {
+		l.count(l.open)
+	}
 }
 
 // drop closes a connection and counts it no more. The caller holds mu.
@@ -107,7 +117,7 @@ func (l *limitedListener) drop(c *limitedConn) {
 		return
 	}
 	c.closed = true
-	l.open--
+	l.counted(-1)
 	l.known(c.address)
 	c.timer.Stop()
 	_ = c.Conn.Close()

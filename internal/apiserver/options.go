@@ -41,6 +41,9 @@ type Options struct {
 	RequestTimeout                   time.Duration
 	MaxBodyBytes                     int64
 
+	// OnConnections is told how many clients are connected when that changes. It must return at once.
+	OnConnections func(open int)
+
 	Store store.Options
 }
 

@@ -98,6 +98,7 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 		return nil, fmt.Errorf("--listen %s: %w", c.Listen, err)
 	}
 	s.listener = limitConnections(listener, connectionLimit(), firstRequestTimeout)
+	s.listener.count = c.OnConnections
 	c.port = uint16(s.listener.Addr().(*net.TCPAddr).Port)
 	if s.store, err = store.Open(ctx, c.Store); err != nil {
 		return nil, err
