@@ -194,7 +194,8 @@ func (f *fanOut) report(at report.At, subject string, answered, sent []time.Dura
 const fanOutEndpoints = 50
 
 // measureFanOut changes one slice again and again that many nodes watch as kube-proxy does.
-func measureFanOut(ctx context.Context, s *subject, at report.At, watchers, changes int, log *progressLog) error {
+func measureFanOut(ctx context.Context, s *subject, at report.At, opts options, log *progressLog) error {
+	watchers, changes := opts.fanOut, opts.changes
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	client, err := s.client()
@@ -227,6 +228,7 @@ func measureFanOut(ctx context.Context, s *subject, at report.At, watchers, chan
 	if err != nil {
 		return err
 	}
+	profile := s.startProfile(ctx, opts.profiles, "fan-out")
 	answered, sent, err := f.oneByOne(ctx, change, warm, warm+changes)
 	if err != nil {
 		return err
@@ -239,7 +241,7 @@ func measureFanOut(ctx context.Context, s *subject, at report.At, watchers, chan
 	at.Lower(s.name, "server CPU for each change", report.Milliseconds(after.Server.CPU-before.Server.CPU)/float64(changes), "ms")
 	at.Lower(s.name, report.AnonymousSteady, after.Server.Anonymous, "MB")
 	at.Lower(s.name, "watches ended by the server", float64(f.reopened.Load()), "")
-	return nil
+	return profile()
 }
 
 // watchSlices watches what kube-proxy watches: all slices but those of headless Services and of other proxies.

@@ -74,7 +74,7 @@ func (l *load) measure(ctx context.Context, opts options, at report.At) error {
 		return err
 	}
 	l.log.printf("creating up to %d Services", opts.services)
-	profile := l.startProfile(ctx, opts.profiles, len(l.clients))
+	profile := l.subject.startProfile(ctx, opts.profiles, fmt.Sprintf("%d-clients", len(l.clients)))
 	filled, err := l.fill(ctx, fewServices, opts.services)
 	if err != nil {
 		return err

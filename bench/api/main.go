@@ -187,7 +187,7 @@ func measure(ctx context.Context, opts options, r *report.Report, name string, c
 		}
 	}
 	if reads && opts.fanOut > 0 {
-		return measureFanOut(ctx, subject, fanningOut(r, opts), opts.fanOut, opts.changes, log)
+		return measureFanOut(ctx, subject, fanningOut(r, opts), opts, log)
 	}
 	return nil
 }

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// profileTime is for how long the processor is profiled, from the start of a fill.
+// profileTime is for how long the processor is profiled, from the start of a fill or of a fan-out.
 const profileTime = 20 * time.Second
 
 // startProfile takes a processor profile of the server; what it returns waits for it and takes one of the heap.
 // It does nothing without a folder.
-func (l *load) startProfile(ctx context.Context, dir string, clients int) func() error {
+func (s *subject) startProfile(ctx context.Context, dir, during string) func() error {
 	if dir == "" {
 		return func() error { return nil }
 	}
 	save := func(kind string, params map[string]string) error {
-		client, err := l.subject.client()
+		client, err := s.client()
 		if err != nil {
 			return err
 		}
@@ -34,7 +34,7 @@ func (l *load) startProfile(ctx context.Context, dir string, clients int) func()
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
-		name := fmt.Sprintf("%s-%d-%s.pprof", l.subject.name, clients, kind)
+		name := fmt.Sprintf("%s-%s-%s.pprof", s.name, during, kind)
 		return os.WriteFile(filepath.Join(dir, name), data, 0o644)
 	}
 	done := make(chan error, 1)
