@@ -15,10 +15,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericrequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/informers"
 
+	"portal/internal/apiserver/registry/certificatesigningrequest"
 	"portal/internal/apiserver/registry/ingress"
 	"portal/internal/apiserver/registry/service"
 )
@@ -41,13 +43,13 @@ func newGuards() *guards {
 }
 
 // chain puts the guards in order.
-func (g *guards) chain(factory informers.SharedInformerFactory, denyExternalIPs bool) (admission.Interface, error) {
+func (g *guards) chain(factory informers.SharedInformerFactory, z authorizer.UnconditionalAuthorizer, denyExternalIPs bool) (admission.Interface, error) {
 	classes := ingress.NewDefaultClass()
 	classes.SetExternalKubeInformerFactory(factory)
 	if err := classes.ValidateInitialization(); err != nil {
 		return nil, err
 	}
-	chain := []admission.Interface{g.namespaces, classes, g.addresses}
+	chain := []admission.Interface{g.namespaces, certificatesigningrequest.NewGuard(z), classes, g.addresses}
 	if denyExternalIPs {
 		chain = append(chain, externalIPs{admission.NewHandler(admission.Create, admission.Update)})
 	}

@@ -5,6 +5,7 @@ import (
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/accessreview"
+	"portal/internal/apiserver/registry/certificatesigningrequest"
 	"portal/internal/apiserver/registry/configmap"
 	"portal/internal/apiserver/registry/endpoints"
 	"portal/internal/apiserver/registry/endpointslice"
@@ -52,6 +53,8 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		ingressclass.New(),
 
 		lease.New(),
+
+		certificatesigningrequest.New(),
 
 		event.NewEvents(ttl),
 

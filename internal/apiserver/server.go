@@ -42,6 +42,7 @@ import (
 	"portal/internal/apiserver/registry/service"
 	"portal/internal/audit"
 	"portal/internal/ensure"
+	"portal/internal/pki"
 	"portal/internal/rbac"
 	"portal/internal/rbac/policy"
 	"portal/internal/store"
@@ -237,7 +238,7 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	s.loop = ensure.New(s.reportSystem, append(s.system(), authz.Defaults(client, defaults)...)...)
 	s.factory = informers.NewSharedInformerFactory(client, 0)
 	s.guards = newGuards()
-	if config.AdmissionControl, err = s.guards.chain(s.factory, s.opts.DenyExternalIPs); err != nil {
+	if config.AdmissionControl, err = s.guards.chain(s.factory, config.Authorization.Authorizer, s.opts.DenyExternalIPs); err != nil {
 		return nil, err
 	}
 	etcd := healthz.NamedCheck("etcd", func(r *http.Request) error { return s.store.Check(r.Context()) })
@@ -482,6 +483,9 @@ func (s *Server) LoopbackConfig() *restclient.Config { return restclient.CopyCon
 
 // ServiceRanges are the ranges that the flags give to cluster IPs.
 func (s *Server) ServiceRanges() []netip.Prefix { return s.opts.ranges }
+
+// Authority is the CA that signs this server's certificates, and others' certificate requests.
+func (s *Server) Authority() *pki.Authority { return s.certs.authority }
 
 // NewAuditor makes an auditor of what this server's store holds.
 func (s *Server) NewAuditor(interval time.Duration) *audit.Auditor {
