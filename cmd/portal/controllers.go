@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // the queues' own metrics
 
 	"portal/internal/controllers"
+	"portal/internal/pki"
 )
 
 // controllersOptions are the flags of `portal controllers`.
@@ -24,6 +26,7 @@ type controllersOptions struct {
 	config                             controllers.Config
 	logs                               logOptions
 
+	signing  pki.FileSigner
 	elect    bool
 	election controllers.Election
 }
@@ -33,8 +36,8 @@ func newControllersCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "controllers",
 		Short: "Run the controllers alone, against any Kubernetes API server",
-		Long: `Run the controllers alone: Endpoints and EndpointSlices of Services, the life cycle of namespaces and nodes, and
-garbage collection. Several can run: one is elected leader, and a standby takes over when it is gone.`,
+		Long: `Run the controllers alone: Endpoints and EndpointSlices of Services, the life cycle of namespaces and nodes,
+certificate requests, and garbage collection. Several can run: one is elected leader, and a standby takes over when it is gone.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd.Context(), cmd.ErrOrStderr())
@@ -55,6 +58,9 @@ garbage collection. Several can run: one is elected leader, and a standby takes 
 	f.DurationVar(&o.config.NodeGracePeriod, "node-monitor-grace-period", 50*time.Second, "how long a node may go without renewing its Lease before it counts as lost")
 	f.DurationVar(&o.config.NodeMonitorPeriod, "node-monitor-period", 5*time.Second, "how often the nodes' Leases are checked")
 	f.IntVar(&o.config.FinishedPods, "terminated-pod-gc-threshold", 12500, "finished Pods that are kept; more are deleted, the oldest first; negative keeps all")
+	f.StringVar(&o.signing.CertFile, "cluster-signing-cert-file", "", "certificate of the CA that signs certificate requests; none: they are not signed here")
+	f.StringVar(&o.signing.KeyFile, "cluster-signing-key-file", "", "its key")
+	f.DurationVar(&o.config.CertificateLife, "cluster-signing-duration", 365*24*time.Hour, "how long a signed certificate is valid, unless its request asks for less")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "host:port of /metrics and /healthz; empty: not served")
 	f.BoolVar(&o.elect, "leader-elect", true, "elect a leader with a Lease before running")
 	f.StringVar(&o.election.Namespace, "leader-elect-resource-namespace", o.election.Namespace, "namespace of that Lease")
@@ -78,6 +84,9 @@ func (o *controllersOptions) complete() (controllers.Selection, error) {
 		}
 		o.config.ClusterCIDRs = append(o.config.ClusterCIDRs, prefix)
 	}
+	if err := o.completeSigning(); err != nil {
+		return selection, err
+	}
 	if err := o.election.Validate(); err != nil {
 		return selection, err
 	}
@@ -85,6 +94,24 @@ func (o *controllersOptions) complete() (controllers.Selection, error) {
 		return selection, err
 	}
 	return selection, o.config.Validate()
+}
+
+// completeSigning checks the CA that was given, if one was.
+func (o *controllersOptions) completeSigning() error {
+	if (o.signing.CertFile == "") != (o.signing.KeyFile == "") {
+		return errors.New("--cluster-signing-cert-file and --cluster-signing-key-file: one needs the other")
+	}
+	if o.config.CertificateLife < 10*time.Minute {
+		return fmt.Errorf("--cluster-signing-duration %s: must be at least 10m", o.config.CertificateLife)
+	}
+	if o.signing.CertFile == "" {
+		return nil
+	}
+	if err := o.signing.Check(); err != nil {
+		return fmt.Errorf("--cluster-signing-cert-file and --cluster-signing-key-file: %w", err)
+	}
+	o.config.Authority = o.signing
+	return nil
 }
 
 func (o *controllersOptions) run(ctx context.Context, stderr io.Writer) error {

@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"portal/internal/controllers/csr"
 )
 
 // Config is how the controllers run. Only REST has no default.
@@ -38,6 +40,11 @@ type Config struct {
 	NodeGracePeriod, NodeMonitorPeriod time.Duration
 	// FinishedPods is how many finished Pods are kept (12500); negative: all.
 	FinishedPods int
+
+	// Authority signs certificates; nil: certificate requests are not signed. CertificateLife is how long a certificate is valid
+	// whose request doesn't ask for less (a year).
+	Authority       csr.Authority
+	CertificateLife time.Duration
 
 	// SliceWorkers and EndpointsWorkers are how many Services are synced at a time (16 and 2). Slices are what
 	// proxies read, so at a start with many Services they come first.
@@ -74,6 +81,9 @@ func (c Config) complete() (Config, error) {
 	def(&c.EndpointsWorkers, 2)
 	if c.NodeGracePeriod == 0 {
 		c.NodeGracePeriod = 50 * time.Second
+	}
+	if c.CertificateLife == 0 {
+		c.CertificateLife = 365 * 24 * time.Hour
 	}
 	if c.NodeMonitorPeriod == 0 {
 		c.NodeMonitorPeriod = 5 * time.Second

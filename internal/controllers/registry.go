@@ -4,8 +4,10 @@ import (
 	"context"
 
 	"k8s.io/client-go/informers"
+	"k8s.io/klog/v2"
 
 	"portal/internal/controllers/aggregation"
+	"portal/internal/controllers/csr"
 	"portal/internal/controllers/endpoints"
 	"portal/internal/controllers/endpointslice"
 	"portal/internal/controllers/garbage"
@@ -40,6 +42,9 @@ var registry = []struct {
 	{"garbage", newGarbage},
 	{servicecidr.Name, newServiceCIDR},
 	{aggregation.Name, newAggregation},
+	{csr.ApproverName, newApprover},
+	{csr.SignerName, newSigner},
+	{csr.CleanerName, newCleaner},
 }
 
 // Names are those of the controllers that there are.
@@ -125,6 +130,25 @@ func newAggregation(s *shared) (runner, error) {
 		return nil
 	}), nil
 }
+
+func (s *shared) csrDeps() csr.Deps {
+	return csr.Deps{Client: s.client, Requests: s.signingRequests(), Clock: s.cfg.Clock}
+}
+
+func newApprover(s *shared) (runner, error) { return csr.NewApprover(s.csrDeps()) }
+
+// newSigner signs only in a process that was given a CA.
+func newSigner(s *shared) (runner, error) {
+	if s.cfg.Authority == nil {
+		return runFunc(func(ctx context.Context) error {
+			klog.FromContext(ctx).Info("approved certificate requests are not signed here: no certificate authority was given")
+			return nil
+		}), nil
+	}
+	return csr.NewSigner(s.csrDeps(), s.cfg.Authority, s.cfg.CertificateLife)
+}
+
+func newCleaner(s *shared) (runner, error) { return csr.NewCleaner(s.csrDeps()) }
 
 func (c Config) ranges() ([]node.Range, error) {
 	return node.Ranges(c.ClusterCIDRs, c.NodeCIDRMaskSizeIPv4, c.NodeCIDRMaskSizeIPv6)

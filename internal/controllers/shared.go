@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"sync"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -135,6 +136,12 @@ func (s *shared) leases() cache.SharedIndexInformer {
 func (s *shared) namespaces() cache.SharedIndexInformer {
 	return s.informer("namespaces", strip(keep[*corev1.Namespace]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
 		return f.Core().V1().Namespaces().Informer()
+	}, nil)
+}
+
+func (s *shared) signingRequests() cache.SharedIndexInformer {
+	return s.informer("certificatesigningrequests", strip(keep[*certificatesv1.CertificateSigningRequest]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Certificates().V1().CertificateSigningRequests().Informer()
 	}, nil)
 }
 

@@ -62,11 +62,7 @@ func (a *Authority) Issue(r Request, force bool) (Pair, *x509.Certificate, error
 	if err != nil {
 		return Pair{}, nil, err
 	}
-	chain := []*x509.Certificate{cert}
-	if a.cross != nil {
-		chain = append(chain, a.cross)
-	}
-	pair := Pair{Cert: EncodeCertificates(chain...)}
+	pair := Pair{Cert: a.chain(cert)}
 	if pair.Key, err = encodeKey(key); err != nil {
 		return Pair{}, nil, err
 	}
@@ -75,6 +71,87 @@ func (a *Authority) Issue(r Request, force bool) (Pair, *x509.Certificate, error
 		return Pair{}, nil, err
 	}
 	return pair, cert, WriteFile(a.file(r.File+".crt"), pair.Cert, 0o644)
+}
+
+// chain is a certificate with what those need to trust it who know only the CA before, in PEM.
+func (a *Authority) chain(cert *x509.Certificate) []byte {
+	if a.cross == nil {
+		return EncodeCertificates(cert)
+	}
+	return EncodeCertificates(cert, a.cross)
+}
+
+// Sign signs a certificate for somebody else's key with the CA of the moment. Serial number and life are filled in here; the
+// life ends with the CA's at the latest.
+func (a *Authority) Sign(wanted *x509.Certificate, key crypto.PublicKey, life time.Duration) ([]byte, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	cert, err := signFor(wanted, key, life, a.cert, a.key)
+	if err != nil {
+		return nil, err
+	}
+	return a.chain(cert), nil
+}
+
+// FileSigner signs with the CA in two files, which are read each time: they may be replaced while it is in use.
+type FileSigner struct{ CertFile, KeyFile string }
+
+// Sign is as Authority's.
+func (f FileSigner) Sign(wanted *x509.Certificate, key crypto.PublicKey, life time.Duration) ([]byte, error) {
+	ca, caKey, err := f.read()
+	if err != nil {
+		return nil, err
+	}
+	cert, err := signFor(wanted, key, life, ca, caKey)
+	if err != nil {
+		return nil, err
+	}
+	return EncodeCertificates(cert), nil
+}
+
+// Check says what is wrong with the files.
+func (f FileSigner) Check() error {
+	_, _, err := f.read()
+	return err
+}
+
+func (f FileSigner) read() (*x509.Certificate, crypto.Signer, error) {
+	data, err := os.ReadFile(f.CertFile)
+	if err != nil {
+		return nil, nil, err
+	}
+	certs, err := ParseCertificates(data)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", f.CertFile, err)
+	}
+	if data, err = os.ReadFile(f.KeyFile); err != nil {
+		return nil, nil, err
+	}
+	key, err := parseKey(data)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", f.KeyFile, err)
+	}
+	if !certs[0].IsCA || !samePublicKey(certs[0], key.Public()) {
+		return nil, nil, fmt.Errorf("%s must be a CA's certificate, and %s its key", f.CertFile, f.KeyFile)
+	}
+	return certs[0], key, nil
+}
+
+// signFor signs what is wanted for a life that begins a little earlier, because machines' clocks differ.
+func signFor(wanted *x509.Certificate, key crypto.PublicKey, life time.Duration, ca *x509.Certificate, caKey crypto.Signer) (*x509.Certificate, error) {
+	dates, err := template("", life)
+	if err != nil {
+		return nil, err
+	}
+	now, out := time.Now(), *wanted
+	out.SerialNumber, out.NotBefore, out.NotAfter = dates.SerialNumber, now.Add(-min(5*time.Minute, life/10)), dates.NotAfter
+	if out.NotAfter.After(ca.NotAfter) {
+		out.NotAfter = ca.NotAfter
+	}
+	if !now.Before(out.NotAfter) {
+		return nil, fmt.Errorf("the certificate authority expired at %s", ca.NotAfter)
+	}
+	return sign(&out, ca, key, caKey)
 }
 
 func (a *Authority) read(name string) (Pair, *x509.Certificate, error) {

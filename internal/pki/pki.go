@@ -296,9 +296,12 @@ func parseKey(data []byte) (crypto.Signer, error) {
 	if key, err := x509.ParseECPrivateKey(block.Bytes); err == nil {
 		return key, nil
 	}
+	if key, err := x509.ParsePKCS1PrivateKey(block.Bytes); err == nil {
+		return key, nil
+	}
 	any, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
-		return nil, errors.New("the key is neither EC nor PKCS#8")
+		return nil, errors.New("the key is neither EC, RSA (PKCS#1) nor PKCS#8")
 	}
 	key, ok := any.(crypto.Signer)
 	if !ok {

@@ -104,6 +104,8 @@ func (o Options) control(ctx context.Context, api *apiserver.Server, selection c
 		ClusterCIDRs:         ranges,
 		ServiceCIDRs:         api.ServiceRanges(),
 		MaxEndpointsPerSlice: o.MaxEndpointsPerSlice,
+		Authority:            api.Authority(),
+		CertificateLife:      o.Lifetimes.Certificate,
 		Own:                  map[string]func(context.Context) error{audit.Name: auditor.Run},
 	}
 	election := controllers.DefaultElection()
