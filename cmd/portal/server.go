@@ -55,6 +55,8 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 	f.Int64Var(&o.Store.QuotaBytes, "etcd-quota-bytes", o.Store.QuotaBytes, "most that the embedded etcd may keep")
 	f.DurationVar(&o.Store.CompactionInterval, "etcd-compaction-interval", o.Store.CompactionInterval, "how often old revisions are dropped")
 	f.StringVar(&o.TokenFile, "token-auth-file", o.TokenFile, `CSV file of static tokens: token,user,uid,"group1,group2"`)
+	f.StringSliceVar(&o.AuthorizationModes, "authorization-mode", o.AuthorizationModes,
+		"what decides whether a request is allowed, in this order: Node (what nodes need), RBAC (roles), AlwaysAllow")
 	f.StringSliceVar(&o.ExtraSANs, "tls-san", o.ExtraSANs, "further names and addresses in the server's certificate")
 	f.DurationVar(&o.Lifetimes.Certificate, "certificate-lifetime", o.Lifetimes.Certificate,
 		"how long certificates are valid; they are renewed after two thirds of it, while the server runs")

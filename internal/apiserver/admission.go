@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/client-go/informers"
 
+	"portal/internal/apiserver/noderestriction"
 	"portal/internal/apiserver/registry/certificatesigningrequest"
 	"portal/internal/apiserver/registry/ingress"
 	"portal/internal/apiserver/registry/service"
@@ -32,6 +33,7 @@ var immortalNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSyste
 // resources are built.
 type guards struct {
 	namespaces *namespaceGuard
+	nodes      *noderestriction.Restriction
 	addresses  *addressGuard
 }
 
@@ -49,7 +51,8 @@ func (g *guards) chain(factory informers.SharedInformerFactory, z authorizer.Unc
 	if err := classes.ValidateInitialization(); err != nil {
 		return nil, err
 	}
-	chain := []admission.Interface{g.namespaces, certificatesigningrequest.NewGuard(z), classes, g.addresses}
+	g.nodes = noderestriction.New(z)
+	chain := []admission.Interface{g.namespaces, g.nodes, certificatesigningrequest.NewGuard(z), classes, g.addresses}
 	if denyExternalIPs {
 		chain = append(chain, externalIPs{admission.NewHandler(admission.Create, admission.Update)})
 	}
@@ -64,6 +67,10 @@ func (g *guards) connect(version schema.GroupVersion, path string, storage rest.
 	switch path {
 	case "namespaces":
 		g.namespaces.namespaces = storage.(rest.Getter)
+	case "pods":
+		g.nodes.Pods = storage.(noderestriction.Pods)
+	case "nodes":
+		g.nodes.Nodes = storage.(rest.Getter)
 	case "services":
 		g.addresses.services = storage.(rest.Getter)
 	}

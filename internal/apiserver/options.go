@@ -15,6 +15,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"portal/internal/apiserver/authz"
 	"portal/internal/pki"
 	"portal/internal/store"
 )
@@ -27,7 +28,9 @@ type Options struct {
 	ServiceCIDRs     []string
 	NodePorts        string
 	TokenFile        string
-	ExtraSANs        []string
+	// AuthorizationModes are asked one after the other whether a request is allowed.
+	AuthorizationModes []string
+	ExtraSANs          []string
 	// DenyExternalIPs refuses new spec.externalIPs (CVE-2020-8554).
 	DenyExternalIPs bool
 	EventTTL        time.Duration
@@ -54,6 +57,7 @@ func DefaultOptions() Options {
 		Listen:              "127.0.0.1:6443",
 		ServiceCIDRs:        []string{"10.96.0.0/16", "fd00:96::/112"},
 		NodePorts:           "30000-32767",
+		AuthorizationModes:  []string{authz.ModeNode, authz.ModeRBAC},
 		EventTTL:            time.Hour,
 		Lifetimes:           pki.DefaultLifetimes(),
 		MaxInFlight:         400,
@@ -210,6 +214,9 @@ func (c *completed) completeAccess() error {
 		if _, err := readTokens(c.TokenFile); err != nil {
 			return err
 		}
+	}
+	if err := authz.ValidateModes(c.AuthorizationModes); err != nil {
+		return fmt.Errorf("--authorization-mode: %w", err)
 	}
 	for _, name := range c.ExtraSANs {
 		if _, err := netip.ParseAddr(name); err == nil {

@@ -31,8 +31,7 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		Allocator: s.allocator, Families: s.families(), Claimed: s.tracker.claimed, Refresh: s.tracker.refresh,
 		Reserved: s.reserved,
 	}
-	authorizer := s.authorizer()
-	guard := &rbac.Guard{Index: s.roles, Authorizer: authorizer}
+	guard := &rbac.Guard{Index: s.roles, Authorizer: s.access}
 	ttl := uint64(s.opts.EventTTL.Seconds())
 	return []registry.Resource{
 		namespace.New(),
@@ -63,10 +62,10 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		rbac.NewRoleBinding(guard),
 		rbac.NewClusterRoleBinding(guard),
 
-		accessreview.New(authorizer),
-		accessreview.NewSubject(authorizer),
-		accessreview.NewLocal(authorizer),
-		accessreview.NewRules(authorizer),
+		accessreview.New(s.access),
+		accessreview.NewSubject(s.access),
+		accessreview.NewLocal(s.access),
+		accessreview.NewRules(s.access),
 
 		tokenreview.New(who, authenticator.Audiences{"https://kubernetes.default.svc"}),
 		tokenreview.NewSelf(),

@@ -37,6 +37,7 @@ import (
 
 	"portal/internal/alloc"
 	"portal/internal/apiserver/authz"
+	"portal/internal/apiserver/authz/nodes"
 	generated "portal/internal/apiserver/openapi"
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/service"
@@ -61,8 +62,11 @@ type Server struct {
 	tracker   *tracker
 	listener  *limitedListener
 	certs     *certificates
-	// roles are the roles and bindings that requests are authorized by.
-	roles *rbac.Index
+	// access decides what users may do: by roles and bindings, and for nodes by the Pods that are on them.
+	access   *authz.Access
+	roles    *rbac.Index
+	nodes    *nodes.Graph
+	defaults *policy.Policy
 	// core and networking code objects as they are stored.
 	core, networking runtime.Codec
 	// kv reads and writes them in etcd.
@@ -87,7 +91,7 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
 	registerMetrics()
-	s := &Server{opts: c, roles: rbac.NewIndex(), systemErrs: map[string]string{}}
+	s := &Server{opts: c, roles: rbac.NewIndex(), nodes: nodes.NewGraph(), systemErrs: map[string]string{}}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -231,11 +235,7 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 		return nil, err
 	}
 	s.client = client
-	defaults, err := policy.Default()
-	if err != nil {
-		return nil, err
-	}
-	s.loop = ensure.New(s.reportSystem, append(s.system(), authz.Defaults(client, defaults)...)...)
+	s.loop = ensure.New(s.reportSystem, append(s.system(), authz.Defaults(client, s.defaults)...)...)
 	s.factory = informers.NewSharedInformerFactory(client, 0)
 	s.guards = newGuards()
 	if config.AdmissionControl, err = s.guards.chain(s.factory, config.Authorization.Authorizer, s.opts.DenyExternalIPs); err != nil {
@@ -275,14 +275,19 @@ func (s *Server) secure(config *genericserver.Config) error {
 		return err
 	}
 	config.Authentication.Authenticator = who
-	config.Authorization.Authorizer = s.authorizer()
-	config.RuleResolver = s.authorizer()
+	if s.defaults, err = policy.Default(); err != nil {
+		return err
+	}
+	s.access, err = authz.NewAccess(s.opts.AuthorizationModes, authz.Authorizer{Index: s.roles},
+		nodes.Authorizer{Graph: s.nodes, Rules: s.defaults.Rules("system:node")})
+	if err != nil {
+		return err
+	}
+	config.Authorization.Authorizer = s.access
+	config.RuleResolver = s.access
 	genericserver.AuthorizeClientBearerToken(config.LoopbackClientConfig, &config.Authentication, &config.Authorization)
 	return nil
 }
-
-// authorizer decides what a user may do.
-func (s *Server) authorizer() authz.Authorizer { return authz.Authorizer{Index: s.roles} }
 
 // hosts are the names and addresses that clients know the server by.
 func (s *Server) hosts() []string {
@@ -382,6 +387,7 @@ func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 	serve, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	go s.watchStore(serve, fail)
+	follow.Go(func() { s.nodes.Run(background, s.guards.nodes.Pods) })
 	members := make(chan struct{})
 	// The endpoints lose this server while it still answers: the last write of its own goes through it.
 	s.generic.AddPreShutdownHookOrDie("portal-membership", func() error {

@@ -112,6 +112,7 @@ func (s *Server) bootstrap(hook genericserver.PostStartHookContext) error {
 	s.loop.Once(first)
 	// Requests are authorized by what the informers have: the server is ready when they have the default roles.
 	s.factory.WaitForCacheSync(first.Done())
+	s.nodes.WaitSynced(first)
 	return nil
 }
 

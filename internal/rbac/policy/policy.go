@@ -59,6 +59,16 @@ func Default() (*Policy, error) {
 	return p, nil
 }
 
+// Rules are those of a default ClusterRole; none if there is no such role.
+func (p *Policy) Rules(clusterRole string) []rbacv1.PolicyRule {
+	for i := range p.ClusterRoles {
+		if p.ClusterRoles[i].Name == clusterRole {
+			return p.ClusterRoles[i].Rules
+		}
+	}
+	return nil
+}
+
 func mark(o metav1.Object) {
 	labels := map[string]string{bootstrapping: "rbac-defaults"}
 	maps.Copy(labels, o.GetLabels())

@@ -237,7 +237,9 @@ func (s signers) Authorize(_ context.Context, a authorizer.Attributes) (authoriz
 
 func TestGuard(t *testing.T) {
 	g := NewGuard(signers{"example.com/a": "approve", "example.com/s": "sign", "example.org/*": "approve"})
-	signer := func(name string) *signingRequest { return asked(t, func(r *signingRequest) { r.Spec.SignerName = name }) }
+	signer := func(name string) *signingRequest {
+		return asked(t, func(r *signingRequest) { r.Spec.SignerName = name })
+	}
 	decide := func(r *signingRequest) *signingRequest {
 		r = r.DeepCopy()
 		r.Status.Conditions = []condition{{Type: "x", Status: "True"}}
