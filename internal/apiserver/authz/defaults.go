@@ -19,7 +19,7 @@ import (
 // Defaults are the roles and bindings that every cluster has. Rules and subjects that somebody removed come back, those
 // that somebody added stay, and an object annotated with rbac.authorization.kubernetes.io/autoupdate: "false" is left alone.
 func Defaults(client kubernetes.Interface, p *policy.Policy) []ensure.Object {
-	v1 := client.RbacV1()
+	v1, namespaces := client.RbacV1(), p.Namespaces()
 	all := metav1.ListOptions{ResourceVersion: "0"} // from the watch cache
 	labelled := metav1.ListOptions{LabelSelector: policy.Selector}
 	return []ensure.Object{{
@@ -42,7 +42,7 @@ func Defaults(client kubernetes.Interface, p *policy.Policy) []ensure.Object {
 		},
 	}, {
 		Name: "default roles",
-		Ensure: eachNamespace(func(ctx context.Context, namespace string) error {
+		Ensure: eachNamespace(namespaces, func(ctx context.Context, namespace string) error {
 			have, err := v1.Roles(namespace).List(ctx, all)
 			return ensureEach(ctx, v1.Roles(namespace), have.Items, err, in(p.Roles, namespace), func(have, want *rbacv1.Role) repair {
 				rules, changed := policy.RepairRules(have.Rules, want.Rules)
@@ -53,7 +53,7 @@ func Defaults(client kubernetes.Interface, p *policy.Policy) []ensure.Object {
 		Watch: func(ctx context.Context) (watch.Interface, error) { return v1.Roles("").Watch(ctx, labelled) },
 	}, {
 		Name: "default rolebindings",
-		Ensure: eachNamespace(func(ctx context.Context, namespace string) error {
+		Ensure: eachNamespace(namespaces, func(ctx context.Context, namespace string) error {
 			have, err := v1.RoleBindings(namespace).List(ctx, all)
 			return ensureEach(ctx, v1.RoleBindings(namespace), have.Items, err, in(p.RoleBindings, namespace), func(have, want *rbacv1.RoleBinding) repair {
 				return repairBinding(have.RoleRef, &have.Subjects, want.RoleRef, want.Subjects)
@@ -64,9 +64,9 @@ func Defaults(client kubernetes.Interface, p *policy.Policy) []ensure.Object {
 }
 
 // eachNamespace does something in every namespace that has default roles, whatever becomes of the others.
-func eachNamespace(do func(ctx context.Context, namespace string) error) func(context.Context) error {
+func eachNamespace(namespaces []string, do func(ctx context.Context, namespace string) error) func(context.Context) error {
 	return func(ctx context.Context) (err error) {
-		for _, namespace := range []string{metav1.NamespaceSystem, metav1.NamespacePublic} {
+		for _, namespace := range namespaces {
 			err = errors.Join(err, do(ctx, namespace))
 		}
 		return err

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"bytes"
 	_ "embed"
 	"encoding/json"
 	"fmt"
@@ -21,6 +22,11 @@ import (
 //go:embed kubernetes.json
 var kubernetes []byte
 
+// portal.json is what Portal's own parts need besides.
+//
+//go:embed portal.json
+var portal []byte
+
 const (
 	bootstrapping = "kubernetes.io/bootstrapping"
 	// autoUpdate is the annotation by which an administrator keeps a default from being repaired: "false".
@@ -38,10 +44,31 @@ type Policy struct {
 	RoleBindings        []rbacv1.RoleBinding        `json:"rolebindings"`
 }
 
-// Default is what every cluster starts with.
+// Default is what every cluster starts with: Kubernetes' policy and Portal's own.
 func Default() (*Policy, error) {
+	all, err := read(kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	own, err := Portal()
+	if err != nil {
+		return nil, err
+	}
+	all.ClusterRoles = append(all.ClusterRoles, own.ClusterRoles...)
+	all.Roles = append(all.Roles, own.Roles...)
+	all.ClusterRoleBindings = append(all.ClusterRoleBindings, own.ClusterRoleBindings...)
+	all.RoleBindings = append(all.RoleBindings, own.RoleBindings...)
+	return all, nil
+}
+
+// Portal is the part of Default that Kubernetes does not have.
+func Portal() (*Policy, error) { return read(portal) }
+
+func read(data []byte) (*Policy, error) {
 	p := &Policy{}
-	if err := json.Unmarshal(kubernetes, p); err != nil {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(p); err != nil {
 		return nil, fmt.Errorf("default roles: %w", err)
 	}
 	for i := range p.ClusterRoles {
@@ -67,6 +94,18 @@ func (p *Policy) Rules(clusterRole string) []rbacv1.PolicyRule {
 		}
 	}
 	return nil
+}
+
+// Namespaces are those that have roles or bindings of their own.
+func (p *Policy) Namespaces() []string {
+	names := map[string]bool{}
+	for i := range p.Roles {
+		names[p.Roles[i].Namespace] = true
+	}
+	for i := range p.RoleBindings {
+		names[p.RoleBindings[i].Namespace] = true
+	}
+	return slices.Sorted(maps.Keys(names))
 }
 
 func mark(o metav1.Object) {
