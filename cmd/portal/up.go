@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"portal/internal/identity"
 	"portal/internal/instance"
 	"portal/internal/plan"
 	"portal/internal/server"
@@ -184,14 +185,15 @@ func short(err error) string {
 
 // startDNS runs the DNS server beside the API. Its failure leaves the rest running.
 func (o *upOptions) startDNS(cmd *cobra.Command, log *slog.Logger, info server.Info, parts *upParts, beside *sync.WaitGroup) (*upDNS, error) {
-	config, err := apiConfig(info.Kubeconfig)
+	machine, err := machineName("")
 	if err != nil {
 		return nil, err
 	}
-	dns, err := o.prepareDNS(cmd.Context(), config, info, parts.noVIP, parts.noProxy == "")
+	dns, err := o.prepareDNS(cmd.Context(), info, parts.noVIP, parts.noProxy == "")
 	if err != nil {
 		return nil, err
 	}
+	config := info.As(identity.DNS.User(machine), identity.DNS.Group())
 	open, failed := make(chan struct{}), make(chan error, 1)
 	beside.Go(func() {
 		err := dns.run(cmd.Context(), cmd, log, config, func() { close(open) })

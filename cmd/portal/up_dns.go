@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"portal/internal/identity"
 	"portal/internal/server"
 	"portal/internal/up"
 )
@@ -46,8 +47,8 @@ type upDNS struct {
 // prepareDNS creates the kube-dns Service and decides where to listen: where the flag says; or at the Service's cluster IPs,
 // added to lo; or, if those can't be had for the reason in noVIP, on loopback. A proxy needs endpoints to forward to, which
 // can't be cluster IPs: for these, more addresses are added to lo.
-func (o *upOptions) prepareDNS(ctx context.Context, config *rest.Config, info server.Info, noVIP string, proxied bool) (*upDNS, error) {
-	client, err := kubernetes.NewForConfig(config)
+func (o *upOptions) prepareDNS(ctx context.Context, info server.Info, noVIP string, proxied bool) (*upDNS, error) {
+	client, err := kubernetes.NewForConfig(info.As(identity.Up))
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"portal/internal/identity"
 	"portal/internal/proxy"
 	"portal/internal/server"
 )
@@ -28,17 +29,14 @@ const firstSync = 10 * time.Second
 // startProxy runs the proxy on this machine. Its failure leaves the rest running.
 func (o *upOptions) startProxy(cmd *cobra.Command, log *slog.Logger, info server.Info, beside *sync.WaitGroup) upProxy {
 	options := defaultProxyOptions()
-	options.kubeconfig, options.mode, options.healthz = info.Kubeconfig, o.proxy, ""
+	options.mode, options.healthz = o.proxy, ""
 	options.clusterCIDR = strings.Join(o.server.ClusterCIDRs, ",")
 	options.nodePortAddresses, options.configureSysctls = o.nodePortAddresses, o.configureSysctls
 	config, err := options.proxyConfig()
 	if err != nil {
 		return upProxy{note: "none: " + err.Error()}
 	}
-	api, err := apiConfig(info.Kubeconfig)
-	if err != nil {
-		return upProxy{note: "none: " + err.Error()}
-	}
+	api := info.As(identity.Proxy.User(config.Node), identity.Proxy.Group())
 	modes := proxyModes(&options)
 	synced, ended := make(chan string, 1), make(chan error, 1)
 	report := func(ctx context.Context, p *proxy.Proxy) {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/websocket"
 	x509request "k8s.io/apiserver/pkg/authentication/request/x509"
 	"k8s.io/apiserver/pkg/authentication/token/tokenfile"
+	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
 )
 
 // openPaths are what probes read; they cost nothing.
@@ -19,14 +20,17 @@ var openPaths = []string{"/healthz", "/livez", "/readyz", "/version", "/version/
 
 // newAuthenticator knows clients by certificate and by token. Those with neither are anonymous, and may do what roles allow to
 // system:unauthenticated.
-func newAuthenticator(verify x509request.VerifyOptionFunc, tokenFile string) (authenticator.Request, error) {
-	known := []authenticator.Request{x509request.NewDynamic(verify, x509request.CommonNameUserConversion)}
+func newAuthenticator(verify x509request.VerifyOptionFunc, tokenFile string, kinds ...authenticator.Token) (authenticator.Request, error) {
 	if tokenFile != "" {
-		tokens, err := readTokens(tokenFile)
+		static, err := readTokens(tokenFile)
 		if err != nil {
 			return nil, err
 		}
-		known = append(known, bearertoken.New(tokens), websocket.NewProtocolAuthenticator(tokens))
+		kinds = append(kinds, static)
+	}
+	tokens := tokenunion.New(kinds...)
+	known := []authenticator.Request{
+		x509request.NewDynamic(verify, x509request.CommonNameUserConversion), bearertoken.New(tokens), websocket.NewProtocolAuthenticator(tokens),
 	}
 	return union.NewFailOnError(
 		group.NewAuthenticatedGroupAdder(union.New(known...)),

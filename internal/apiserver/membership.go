@@ -39,7 +39,7 @@ const (
 )
 
 func newMembership(s *Server) *membership {
-	m := &membership{etcd: s.store.Client(), client: s.client}
+	m := &membership{etcd: s.store.Client(), client: s.membershipClient}
 	if s.opts.advertise.IsValid() {
 		m.self = netip.AddrPortFrom(s.opts.advertise, s.opts.port)
 	} else {

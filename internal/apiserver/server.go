@@ -43,6 +43,7 @@ import (
 	"portal/internal/apiserver/registry/service"
 	"portal/internal/audit"
 	"portal/internal/ensure"
+	"portal/internal/identity"
 	"portal/internal/pki"
 	"portal/internal/rbac"
 	"portal/internal/rbac/policy"
@@ -67,6 +68,10 @@ type Server struct {
 	roles    *rbac.Index
 	nodes    *nodes.Graph
 	defaults *policy.Policy
+	// inside are the tokens of other parts of this process; membershipClient and events are clients of two of them.
+	inside                   insideTokens
+	membershipClient, events kubernetes.Interface
+	joining                  *bootstrapTokens
 	// core and networking code objects as they are stored.
 	core, networking runtime.Codec
 	// kv reads and writes them in etcd.
@@ -79,6 +84,8 @@ type Server struct {
 	otherRanges sync.Once
 	systemMu    sync.Mutex
 	systemErrs  map[string]string
+	// hasAnnounced says that this server has said where it is.
+	hasAnnounced atomic.Bool
 }
 
 // New opens the store, binds the address and builds the API. The caller must Run the server, or Close it.
@@ -235,6 +242,13 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 		return nil, err
 	}
 	s.client = client
+	s.joining.follow(client)
+	if s.membershipClient, err = s.clientAs(identity.Membership); err != nil {
+		return nil, err
+	}
+	if s.events, err = s.clientAs(identity.Audit); err != nil {
+		return nil, err
+	}
 	s.loop = ensure.New(s.reportSystem, append(s.system(), authz.Defaults(client, s.defaults)...)...)
 	s.factory = informers.NewSharedInformerFactory(client, 0)
 	s.guards = newGuards()
@@ -270,7 +284,8 @@ func (s *Server) secure(config *genericserver.Config) error {
 	} else {
 		config.PublicAddress = net.IPv4(127, 0, 0, 1)
 	}
-	who, err := newAuthenticator(clientAuthority{s.certs}.VerifyOptions, s.opts.TokenFile)
+	s.joining = &bootstrapTokens{}
+	who, err := newAuthenticator(clientAuthority{s.certs}.VerifyOptions, s.opts.TokenFile, &s.inside, s.joining)
 	if err != nil {
 		return err
 	}
@@ -456,7 +471,7 @@ func (s *Server) afterReady(ctx context.Context, fail context.CancelCauseFunc, h
 	members := newMembership(s)
 	group.Go(func() { members.run(ctx) })
 	group.Go(func() { s.loop.Run(ctx) })
-	group.Go(func() { ensure.New(s.reportSystem, s.endpointsOf(members)...).Run(ctx) })
+	group.Go(func() { ensure.New(s.reportSystem, endpointsOf(members)...).Run(ctx) })
 	group.Go(func() {
 		if err := hooks.Work(ctx); err != nil && ctx.Err() == nil {
 			fail(err)
@@ -481,11 +496,8 @@ func (s *Server) waitReady(ctx context.Context) error {
 	}
 }
 
-// Client talks to the server from inside, with all rights.
+// Client talks to the server from inside, with all rights. It is for what the server does for itself.
 func (s *Server) Client() kubernetes.Interface { return s.client }
-
-// LoopbackConfig is how parts of this process reach the API.
-func (s *Server) LoopbackConfig() *restclient.Config { return restclient.CopyConfig(s.loopback) }
 
 // ServiceRanges are the ranges that the flags give to cluster IPs.
 func (s *Server) ServiceRanges() []netip.Prefix { return s.opts.ranges }
@@ -496,7 +508,7 @@ func (s *Server) Authority() *pki.Authority { return s.certs.authority }
 // NewAuditor makes an auditor of what this server's store holds.
 func (s *Server) NewAuditor(interval time.Duration) *audit.Auditor {
 	return audit.New(audit.Options{
-		KV: s.kv, Core: s.core, Networking: s.networking, NodePorts: s.opts.ports, Client: s.client, Interval: interval,
+		KV: s.kv, Core: s.core, Networking: s.networking, NodePorts: s.opts.ports, Client: s.events, Interval: interval,
 	})
 }
 

@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"portal/internal/apiserver/authz"
+	"portal/internal/bootstrap"
 	"portal/internal/ensure"
 )
 
@@ -64,6 +65,12 @@ func (s *Server) system() []ensure.Object {
 		Watch: func(ctx context.Context) (watch.Interface, error) {
 			return core.ConfigMaps(metav1.NamespaceSystem).Watch(ctx, named(authenticationConfig))
 		},
+	}, {
+		Name:   "configmap kube-public/" + bootstrap.ClusterInfo,
+		Ensure: s.ensureClusterInfo,
+		Watch: func(ctx context.Context) (watch.Interface, error) {
+			return core.ConfigMaps(metav1.NamespacePublic).Watch(ctx, named(bootstrap.ClusterInfo))
+		},
 	}}
 	for i, name := range systemNamespaces {
 		object := ensure.Object{Name: "namespace " + name, Ensure: func(ctx context.Context) error { return s.ensureNamespace(ctx, name) }}
@@ -80,18 +87,18 @@ func (s *Server) system() []ensure.Object {
 }
 
 // endpointsOf are the endpoints of the kubernetes Service as the members' keys in etcd say they should be.
-func (s *Server) endpointsOf(m *membership) []ensure.Object {
+func endpointsOf(m *membership) []ensure.Object {
 	return []ensure.Object{{
 		Name:   "endpoints default/" + defaultName,
 		Ensure: m.reconcile,
 		Watch: func(ctx context.Context) (watch.Interface, error) {
-			return s.client.CoreV1().Endpoints(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + defaultName})
+			return m.client.CoreV1().Endpoints(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + defaultName})
 		},
 	}, {
 		Name:   "endpointslices of default/" + defaultName,
 		Ensure: func(context.Context) error { return nil }, // written with the Endpoints
 		Watch: func(ctx context.Context) (watch.Interface, error) {
-			return s.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{
+			return m.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Watch(ctx, metav1.ListOptions{
 				LabelSelector: discoveryv1.LabelServiceName + "=" + defaultName,
 			})
 		},
@@ -106,6 +113,7 @@ func (s *Server) bootstrap(hook genericserver.PostStartHookContext) error {
 	if err := authz.Follow(s.factory, s.roles); err != nil {
 		return err
 	}
+	go s.joining.secrets.RunWithContext(hook)
 	if err := s.followServiceCIDRs(hook, first); err != nil {
 		klog.ErrorS(err, "service ranges could not be read at start, using those of --service-cluster-ip-range until they can")
 	}
@@ -113,6 +121,7 @@ func (s *Server) bootstrap(hook genericserver.PostStartHookContext) error {
 	// Requests are authorized by what the informers have: the server is ready when they have the default roles.
 	s.factory.WaitForCacheSync(first.Done())
 	s.nodes.WaitSynced(first)
+	authz.Known(first, s.roles, s.defaults)
 	return nil
 }
 

@@ -23,6 +23,9 @@ type Config struct {
 	// REST is how the API server is reached. It isn't changed. Its rate limits are not used: the API server's own flow
 	// control limits the load.
 	REST *rest.Config
+	// As, if not nil, is how a controller reaches the API server with an account of its own: the one that Kubernetes' controller
+	// of the same task has in kube-system, with its default roles. REST then only fills caches, and holds the Lease.
+	As func(account string) *rest.Config
 
 	// MaxEndpointsPerSlice bounds an EndpointSlice made for a selector (100; at most 1000), and
 	// MaxEndpointsPerSubset what is mirrored of a hand-made subset (1000).

@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"portal/internal/controllers/aggregation"
+	"portal/internal/controllers/bootstraptoken"
 	"portal/internal/controllers/csr"
 	"portal/internal/controllers/endpoints"
 	"portal/internal/controllers/endpointslice"
@@ -45,6 +46,8 @@ var registry = []struct {
 	{csr.ApproverName, newApprover},
 	{csr.SignerName, newSigner},
 	{csr.CleanerName, newCleaner},
+	{bootstraptoken.SignerName, newBootstrapSigner},
+	{bootstraptoken.CleanerName, newTokenCleaner},
 }
 
 // Names are those of the controllers that there are.
@@ -58,14 +61,14 @@ func Names() []string {
 
 func newEndpoints(s *shared) (runner, error) {
 	return endpoints.New(endpoints.Deps{
-		Client: s.client, Recorder: s.recorder, Members: s.memberWatch(), Services: s.serviceLister(),
+		Client: s.as("endpoint-controller").client, Recorder: s.recorder, Members: s.memberWatch(), Services: s.serviceLister(),
 		Endpoints: s.endpoints(), Workers: s.cfg.EndpointsWorkers,
 	})
 }
 
 func newEndpointSlice(s *shared) (runner, error) {
 	return endpointslice.New(endpointslice.Deps{
-		Client: s.client, Recorder: s.recorder, Members: s.memberWatch(), Services: s.serviceLister(),
+		Client: s.as("endpointslice-controller").client, Recorder: s.recorder, Members: s.memberWatch(), Services: s.serviceLister(),
 		Slices: s.slices(), Pods: s.pods(), Nodes: s.nodes(),
 		MaxEndpointsPerSlice: s.cfg.MaxEndpointsPerSlice, Workers: s.cfg.SliceWorkers,
 	})
@@ -73,14 +76,15 @@ func newEndpointSlice(s *shared) (runner, error) {
 
 func newMirror(s *shared) (runner, error) {
 	return mirror.New(mirror.Deps{
-		Client: s.client, Recorder: s.recorder, Services: s.services(), Endpoints: s.endpoints(), Slices: s.slices(),
+		Client: s.as("endpointslicemirroring-controller").client, Recorder: s.recorder, Services: s.services(), Endpoints: s.endpoints(), Slices: s.slices(),
 		MaxEndpointsPerSubset: s.cfg.MaxEndpointsPerSubset, Workers: 2,
 	})
 }
 
 func newNamespace(s *shared) (runner, error) {
+	own := s.as("namespace-controller")
 	return namespace.New(namespace.Deps{
-		Client: s.client, Metadata: s.metadata, Discovery: s.discovery, Namespaces: s.namespaces(), Workers: 4,
+		Client: own.client, Metadata: own.metadata, Discovery: s.discovery, Namespaces: s.namespaces(), Workers: 4,
 	})
 }
 
@@ -90,27 +94,29 @@ func newNode(s *shared) (runner, error) {
 		return nil, err
 	}
 	return node.New(node.Deps{
-		Client: s.client, Recorder: s.recorder, Nodes: s.nodes(), Leases: s.leases(), Pods: s.pods(), Clock: s.cfg.Clock,
+		Client: s.as("node-controller").client, Recorder: s.recorder, Nodes: s.nodes(), Leases: s.leases(), Pods: s.pods(), Clock: s.cfg.Clock,
 		GracePeriod: s.cfg.NodeGracePeriod, MonitorPeriod: s.cfg.NodeMonitorPeriod,
 		Ranges: ranges, Reserved: s.cfg.ServiceCIDRs,
 	})
 }
 
 func newGarbage(s *shared) (runner, error) {
+	own := s.as("generic-garbage-collector")
 	return garbage.New(garbage.Deps{
-		Client: s.client, Metadata: s.metadata, Discovery: s.discovery,
+		Client: own.client, Metadata: own.metadata, Discovery: s.discovery,
 		Namespaces: s.namespaces(), Pods: s.pods(), Nodes: s.nodes(), Clock: s.cfg.Clock,
 		FinishedPods: s.cfg.FinishedPods, Workers: 8,
 	})
 }
 
 func newServiceCIDR(s *shared) (runner, error) {
+	client := s.as("service-cidrs-controller").client
 	return runFunc(func(ctx context.Context) error {
 		if !servicecidr.WaitServed(ctx, s.discovery, s.cfg.Clock) {
 			return nil
 		}
-		factory := informers.NewSharedInformerFactory(s.client, 0)
-		controller := servicecidr.New(s.client, factory)
+		factory := informers.NewSharedInformerFactory(client, 0)
+		controller := servicecidr.New(client, factory)
 		factory.Start(ctx.Done())
 		defer factory.Shutdown()
 		return controller.Run(ctx)
@@ -118,9 +124,10 @@ func newServiceCIDR(s *shared) (runner, error) {
 }
 
 func newAggregation(s *shared) (runner, error) {
+	client := s.as("clusterrole-aggregation-controller").client
 	return runFunc(func(ctx context.Context) error {
-		factory := informers.NewSharedInformerFactory(s.client, 0)
-		controller, err := aggregation.New(s.client, factory)
+		factory := informers.NewSharedInformerFactory(client, 0)
+		controller, err := aggregation.New(client, factory)
 		if err != nil {
 			return err
 		}
@@ -132,7 +139,7 @@ func newAggregation(s *shared) (runner, error) {
 }
 
 func (s *shared) csrDeps() csr.Deps {
-	return csr.Deps{Client: s.client, Requests: s.signingRequests(), Clock: s.cfg.Clock}
+	return csr.Deps{Client: s.as("certificate-controller").client, Requests: s.signingRequests(), Clock: s.cfg.Clock}
 }
 
 func newApprover(s *shared) (runner, error) { return csr.NewApprover(s.csrDeps()) }
@@ -149,6 +156,14 @@ func newSigner(s *shared) (runner, error) {
 }
 
 func newCleaner(s *shared) (runner, error) { return csr.NewCleaner(s.csrDeps()) }
+
+func newBootstrapSigner(s *shared) (runner, error) {
+	return bootstraptoken.NewSigner(s.as(bootstraptoken.SignerName).client, s.cfg.Clock)
+}
+
+func newTokenCleaner(s *shared) (runner, error) {
+	return bootstraptoken.NewCleaner(s.as(bootstraptoken.CleanerName).client, s.cfg.Clock)
+}
 
 func (c Config) ranges() ([]node.Range, error) {
 	return node.Ranges(c.ClusterCIDRs, c.NodeCIDRMaskSizeIPv4, c.NodeCIDRMaskSizeIPv6)

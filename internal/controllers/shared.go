@@ -31,8 +31,8 @@ import (
 // controller asked for.
 type shared struct {
 	cfg       Config
-	client    kubernetes.Interface
-	metadata  metadata.Interface
+	wrap      func(http.RoundTripper) http.RoundTripper
+	account   // for what all of them read
 	discovery discovery.DiscoveryInterface
 	events    record.EventBroadcaster
 	recorder  record.EventRecorder
@@ -45,24 +45,12 @@ type shared struct {
 
 // newShared makes the clients. They stop what runs under ctx when they find that the API was restored.
 func newShared(ctx context.Context, cfg Config, stop context.CancelCauseFunc) (*shared, error) {
-	config := rest.AddUserAgent(rest.CopyConfig(cfg.REST), "portal-controllers")
-	config.QPS, config.RateLimiter = -1, nil
-	config.WarningHandler = rest.NoWarnings{} // that Endpoints are deprecated is known, and their writers are why they live
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return transport{ctx: ctx, next: next, restored: stop, health: cfg.Health}
-	})
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return nil, err
-	}
-	proto := rest.CopyConfig(config)
-	proto.ContentType = runtime.ContentTypeProtobuf
-	proto.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	s := &shared{cfg: cfg, informers: map[string]cache.SharedIndexInformer{}}
-	if s.client, err = kubernetes.NewForConfigAndClient(proto, client); err != nil {
-		return nil, err
+	s.wrap = func(next http.RoundTripper) http.RoundTripper {
+		return transport{ctx: ctx, next: next, restored: stop, health: cfg.Health}
 	}
-	if s.metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), client); err != nil {
+	var err error
+	if s.account, err = s.clients(cfg.REST); err != nil {
 		return nil, err
 	}
 	s.discovery = s.client.Discovery()
@@ -70,6 +58,43 @@ func newShared(ctx context.Context, cfg Config, stop context.CancelCauseFunc) (*
 	s.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: s.client.CoreV1().Events("")})
 	s.recorder = s.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "portal-controllers"})
 	return s, nil
+}
+
+// account is the clients of one who talks to the API.
+type account struct {
+	client   kubernetes.Interface
+	metadata metadata.Interface
+}
+
+func (s *shared) clients(as *rest.Config) (out account, err error) {
+	config := rest.AddUserAgent(rest.CopyConfig(as), "portal-controllers")
+	config.QPS, config.RateLimiter = -1, nil
+	config.WarningHandler = rest.NoWarnings{} // that Endpoints are deprecated is known, and their writers are why they live
+	config.Wrap(s.wrap)
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return out, err
+	}
+	proto := rest.CopyConfig(config)
+	proto.ContentType = runtime.ContentTypeProtobuf
+	proto.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	if out.client, err = kubernetes.NewForConfigAndClient(proto, client); err != nil {
+		return out, err
+	}
+	out.metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), client)
+	return out, err
+}
+
+// as is the account that a controller writes with. An error is told when the controllers start.
+func (s *shared) as(name string) account {
+	if s.cfg.As == nil {
+		return s.account
+	}
+	out, err := s.clients(s.cfg.As(name))
+	if err != nil && s.err == nil {
+		s.err = fmt.Errorf("account %s: %w", name, err)
+	}
+	return out
 }
 
 func (s *shared) close() { s.events.Shutdown() }

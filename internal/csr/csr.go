@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"portal/internal/identity"
 )
 
 const (
@@ -37,7 +39,7 @@ func Parse(data []byte) (*x509.CertificateRequest, error) {
 func Signers() []string {
 	return []string{
 		certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName,
-		certificatesv1.KubeletServingSignerName,
+		certificatesv1.KubeletServingSignerName, identity.Signer,
 	}
 }
 
@@ -50,6 +52,9 @@ func Signable(signer string, request *x509.CertificateRequest, usages []certific
 		return NodeClient(request, usages)
 	case certificatesv1.KubeletServingSignerName:
 		return NodeServing(request, usages)
+	case identity.Signer:
+		_, err := Component(request, usages)
+		return err
 	}
 	return fmt.Errorf("the signer %q is not known here", signer)
 }
@@ -89,7 +94,7 @@ func NodeServing(request *x509.CertificateRequest, usages []certificatesv1.KeyUs
 	return nil
 }
 
-// node judges what both certificates of a node have in common. Only RSA keys encipher.
+// node judges what both certificates of a node have in common.
 func node(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage, purpose certificatesv1.KeyUsage) error {
 	if !slices.Equal(request.Subject.Organization, []string{NodeGroup}) {
 		return fmt.Errorf("subject: the organization must be %s alone", NodeGroup)
@@ -100,6 +105,11 @@ func node(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage, pu
 	if len(request.EmailAddresses)+len(request.URIs) > 0 {
 		return errors.New("subject alternative names: e-mail addresses and URIs are not allowed")
 	}
+	return exactly(usages, purpose)
+}
+
+// exactly wants the usages of a certificate with one purpose. Only RSA keys encipher.
+func exactly(usages []certificatesv1.KeyUsage, purpose certificatesv1.KeyUsage) error {
 	set := map[certificatesv1.KeyUsage]bool{}
 	for _, u := range usages {
 		set[u] = true
@@ -111,6 +121,23 @@ func node(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage, pu
 		return fmt.Errorf("usages: must be %q and %q, with %q or without", certificatesv1.UsageDigitalSignature, purpose, certificatesv1.UsageKeyEncipherment)
 	}
 	return nil
+}
+
+// Component judges a request for a certificate by which a part of Portal on another machine proves who it is, and says as
+// what role.
+func Component(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) (identity.Role, error) {
+	role, machine, err := identity.Parse(request.Subject.CommonName, request.Subject.Organization)
+	if err != nil {
+		return "", fmt.Errorf("subject: %w", err)
+	}
+	plain := pkix.Name{CommonName: role.User(machine), Organization: []string{role.Group()}}
+	if request.Subject.String() != plain.String() {
+		return "", errors.New("subject: it must have a common name and an organization, and nothing else")
+	}
+	if len(request.DNSNames)+len(request.IPAddresses)+len(request.EmailAddresses)+len(request.URIs) > 0 {
+		return "", errors.New("subject alternative names: a component's certificate has none")
+	}
+	return role, exactly(usages, certificatesv1.UsageClientAuth)
 }
 
 // Template is the certificate that a request asks for, without serial number and life. Of the subject it has what the

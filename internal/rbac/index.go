@@ -68,6 +68,15 @@ func (x *Index) SetRole(namespace, name string, rules []rbacv1.PolicyRule) {
 	x.roles[key{namespace, name}] = rules
 }
 
+// Has says whether a role and a binding are known; an empty name is no question.
+func (x *Index) Has(namespace, role, binding string) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	_, hasRole := x.roles[key{namespace, role}]
+	_, hasBinding := x.bindings[key{namespace, binding}]
+	return (role == "" || hasRole) && (binding == "" || hasBinding)
+}
+
 // DeleteRole removes a role. Bindings to it stay, and grant nothing.
 func (x *Index) DeleteRole(namespace, name string) {
 	x.mu.Lock()

@@ -9,11 +9,15 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"portal/internal/apiserver"
 	"portal/internal/audit"
 	"portal/internal/controllers"
+	"portal/internal/identity"
 )
 
 // Options are those of the API server and of the controllers.
@@ -62,8 +66,12 @@ func (o Options) clusterCIDRs() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// Info says where a running server is.
-type Info struct{ Address, Kubeconfig, DataDir string }
+// Info says where a running server is. As is how other parts of the process reach its API, as a user with the rights of their
+// roles.
+type Info struct {
+	Address, Kubeconfig, DataDir string
+	As                           func(user string, groups ...string) *rest.Config
+}
 
 // Run serves until ctx ends. ready is called when clients can come.
 func Run(ctx context.Context, opts Options, ready func(context.Context, Info) error) error {
@@ -79,7 +87,7 @@ func Run(ctx context.Context, opts Options, ready func(context.Context, Info) er
 	api.Handle("/portal/v1/audit", auditor.Handler())
 	return api.Run(ctx, apiserver.Hooks{
 		Ready: func(ctx context.Context) error {
-			return ready(ctx, Info{Address: api.Address(), Kubeconfig: api.Kubeconfig(), DataDir: api.DataDir()})
+			return ready(ctx, Info{Address: api.Address(), Kubeconfig: api.Kubeconfig(), DataDir: api.DataDir(), As: api.ConfigAs})
 		},
 		Work: func(ctx context.Context) error {
 			if selection.Empty() {
@@ -88,6 +96,12 @@ func Run(ctx context.Context, opts Options, ready func(context.Context, Info) er
 			return opts.control(ctx, api, selection, auditor)
 		},
 	})
+}
+
+// asServiceAccount acts as a service account in kube-system, whether there is an object of that name or not.
+func asServiceAccount(api *apiserver.Server, name string) *rest.Config {
+	user := serviceaccount.MakeUsername(metav1.NamespaceSystem, name)
+	return api.ConfigAs(user, serviceaccount.MakeGroupNames(metav1.NamespaceSystem)...)
 }
 
 // embeddedSuffix ends the leader identity of a server whose etcd is in its own process.
@@ -100,7 +114,8 @@ func (o Options) control(ctx context.Context, api *apiserver.Server, selection c
 		return err
 	}
 	cfg := controllers.Config{
-		REST:                 api.LoopbackConfig(),
+		REST:                 api.ConfigAs(identity.Controllers),
+		As:                   func(account string) *rest.Config { return asServiceAccount(api, account) },
 		ClusterCIDRs:         ranges,
 		ServiceCIDRs:         api.ServiceRanges(),
 		MaxEndpointsPerSlice: o.MaxEndpointsPerSlice,

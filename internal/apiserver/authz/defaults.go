@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"portal/internal/ensure"
+	"portal/internal/rbac"
 	"portal/internal/rbac/policy"
 )
 
@@ -61,6 +63,41 @@ func Defaults(client kubernetes.Interface, p *policy.Policy) []ensure.Object {
 		}),
 		Watch: func(ctx context.Context) (watch.Interface, error) { return v1.RoleBindings("").Watch(ctx, labelled) },
 	}}
+}
+
+// Known waits until requests are authorized by the whole policy: what was written a moment ago comes back by a watch. It gives
+// up when ctx ends.
+func Known(ctx context.Context, index *rbac.Index, p *policy.Policy) {
+	known := func() bool {
+		for i := range p.ClusterRoles {
+			if !index.Has("", p.ClusterRoles[i].Name, "") {
+				return false
+			}
+		}
+		for i := range p.ClusterRoleBindings {
+			if !index.Has("", "", p.ClusterRoleBindings[i].Name) {
+				return false
+			}
+		}
+		for i := range p.Roles {
+			if !index.Has(p.Roles[i].Namespace, p.Roles[i].Name, "") {
+				return false
+			}
+		}
+		for i := range p.RoleBindings {
+			if !index.Has(p.RoleBindings[i].Namespace, "", p.RoleBindings[i].Name) {
+				return false
+			}
+		}
+		return true
+	}
+	for !known() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
 }
 
 // eachNamespace does something in every namespace that has default roles, whatever becomes of the others.

@@ -13,6 +13,7 @@ import (
 
 	"portal/internal/controllers/queue"
 	"portal/internal/csr"
+	"portal/internal/identity"
 )
 
 // NewApprover approves requests for the certificates by which nodes prove who they are, if whoever asks may have them: the
@@ -28,7 +29,14 @@ func NewApprover(deps Deps) (*Controller, error) {
 
 func (c *Controller) approve(ctx context.Context, r *signingRequest) (queue.Result, error) {
 	approved, denied, _ := decided(r)
-	if approved || denied || len(r.Status.Certificate) > 0 || r.Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
+	if approved || denied || len(r.Status.Certificate) > 0 {
+		return queue.Result{}, nil
+	}
+	switch r.Spec.SignerName {
+	case identity.Signer:
+		return c.approveComponent(ctx, r)
+	case certificatesv1.KubeAPIServerClientKubeletSignerName:
+	default:
 		return queue.Result{}, nil
 	}
 	request, err := csr.Parse(r.Spec.Request)
@@ -47,20 +55,23 @@ func (c *Controller) approve(ctx context.Context, r *signingRequest) (queue.Resu
 		if !allowed {
 			continue
 		}
-		out := r.DeepCopy()
-		out.Status.Conditions = append(out.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-			Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "AutoApproved",
-			Message: fmt.Sprintf("%s may create certificatesigningrequests/%s", r.Spec.Username, permission),
-		})
-		if _, err = c.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, r.Name, out, metav1.UpdateOptions{}); err != nil {
-			return queue.Result{}, err
-		}
 		klog.FromContext(ctx).Info("certificate request approved", "request", r.Name, "subject", request.Subject.CommonName,
 			"requestor", r.Spec.Username, "permission", permission)
-		return queue.Result{Writes: 1}, nil
+		return c.decide(ctx, r, certificatesv1.CertificateApproved, "AutoApproved",
+			fmt.Sprintf("%s may create certificatesigningrequests/%s", r.Spec.Username, permission))
 	}
 	// The permission may come later; the older the request, the less likely.
 	return queue.Result{Again: min(max(c.age(r.CreationTimestamp.Time)/2, time.Second), 10*time.Minute)}, nil
+}
+
+// decide writes a condition of approval.
+func (c *Controller) decide(ctx context.Context, r *signingRequest, condition certificatesv1.RequestConditionType, reason, message string) (queue.Result, error) {
+	out := r.DeepCopy()
+	out.Status.Conditions = append(out.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: condition, Status: corev1.ConditionTrue, Reason: reason, Message: message,
+	})
+	_, err := c.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, r.Name, out, metav1.UpdateOptions{})
+	return queue.Result{Writes: 1}, err
 }
 
 // allowed asks the API server whether the requestor has a permission.

@@ -1,0 +1,46 @@
+package csr
+
+import (
+	"context"
+	"fmt"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/klog/v2"
+
+	"portal/internal/controllers/queue"
+	"portal/internal/csr"
+	"portal/internal/identity"
+)
+
+// approveComponent decides about a certificate of one of Portal's own parts: those who hold a token of the role may have any
+// machine's, and who has the identity already may renew it. The permission is to create certificatesigningrequests/ROLEclient or
+// /selfcomponentclient. Nobody else decides for this signer, so what is not allowed is denied, and who waits need not wait.
+func (c *Controller) approveComponent(ctx context.Context, r *signingRequest) (queue.Result, error) {
+	deny := func(message string) (queue.Result, error) {
+		klog.FromContext(ctx).Info("certificate request denied", "request", r.Name, "requestor", r.Spec.Username, "why", message)
+		return c.decide(ctx, r, certificatesv1.CertificateDenied, "NotAllowed", message)
+	}
+	request, err := csr.Parse(r.Spec.Request)
+	if err != nil {
+		return deny("spec.request: " + err.Error())
+	}
+	role, err := csr.Component(request, r.Spec.Usages)
+	if err != nil {
+		return deny(err.Error())
+	}
+	permission := role.Review()
+	if r.Spec.Username == request.Subject.CommonName {
+		permission = identity.SelfReview
+	}
+	allowed, err := c.allowed(ctx, r, permission)
+	switch {
+	case err != nil:
+		return queue.Result{}, fmt.Errorf("review access to %s: %w", permission, err)
+	case !allowed:
+		return deny(fmt.Sprintf("%s may not be %s: it needs a token of the role %s", r.Spec.Username, request.Subject.CommonName, role))
+	}
+	klog.FromContext(ctx).Info("certificate request approved", "request", r.Name, "subject", request.Subject.CommonName,
+		"requestor", r.Spec.Username, "permission", permission)
+	return c.decide(ctx, r, certificatesv1.CertificateApproved, "AutoApproved",
+		fmt.Sprintf("%s may create certificatesigningrequests/%s", r.Spec.Username, permission))
+}
