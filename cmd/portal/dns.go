@@ -20,6 +20,7 @@ import (
 	"portal/internal/dns/forward"
 	"portal/internal/dns/server"
 	"portal/internal/dns/zone"
+	"portal/internal/identity"
 	"portal/internal/intent"
 	"portal/internal/intent/watch"
 )
@@ -62,6 +63,8 @@ type dnsOptions struct {
 	health, ready         string
 	corefile              string
 	endpoint              string
+	hostname              string
+	join                  joinOptions
 	logs                  logOptions
 }
 
@@ -89,6 +92,8 @@ func (o *dnsOptions) flags(cmd *cobra.Command) {
 	o.listenFlag = "listen"
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVar(&o.context, "context", "", "context of the kubeconfig")
+	o.join.addFlags(f, identity.DNS)
+	f.StringVar(&o.hostname, "hostname-override", "", "name of this machine in its certificate, with --server; default: its host name")
 	f.StringSliceVar(&o.listen, "listen", []string{":53"}, "address:port to serve UDP and TCP on; may be repeated")
 	f.StringSliceVar(&o.listenTLS, "listen-tls", nil, "address:port to serve DNS over TLS on")
 	f.StringSliceVar(&o.listenHTTP, "listen-https", nil, "address:port to serve DNS over HTTPS on, at /dns-query")
@@ -139,14 +144,22 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return usageError{err}
 	}
-	config, err := o.config()
-	if err != nil {
+	if err := o.join.validate(map[string]string{"kubeconfig": o.kubeconfig, "context": o.context}); err != nil {
 		return usageError{err}
 	}
 	// The heap is long-lived records, and answers allocate nothing: frequent collections cost little.
 	collectAt(20)
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
+	config, renew, err := o.config(ctx, log)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var renewing sync.WaitGroup
+	defer renewing.Wait()
+	defer cancel()
+	renewing.Go(func() { renew(ctx) })
 	return o.serve(ctx, cmd, log, config, options, func() {})
 }
 
@@ -240,10 +253,23 @@ func portHint(err error, flag string) string {
 	return ""
 }
 
-// config finds the API: an address from a Corefile, or as all commands do.
-func (o *dnsOptions) config() (*rest.Config, error) {
-	if o.endpoint != "" && o.kubeconfig == "" {
-		return &rest.Config{Host: o.endpoint}, nil
+// config finds the API: by joining, at an address from a Corefile, or as all commands do. The function keeps the credentials
+// valid until its context ends.
+func (o *dnsOptions) config(ctx context.Context, log *slog.Logger) (*rest.Config, func(context.Context), error) {
+	if o.join.given() {
+		machine, err := machineName(o.hostname)
+		if err != nil {
+			return nil, nil, usageError{fmt.Errorf("--hostname-override: %w", err)}
+		}
+		return o.join.join(ctx, machine, log)
 	}
-	return apiConfigFor(o.kubeconfig, o.context)
+	forever := func(context.Context) {}
+	if o.endpoint != "" && o.kubeconfig == "" {
+		return &rest.Config{Host: o.endpoint}, forever, nil
+	}
+	config, err := apiConfigFor(o.kubeconfig, o.context)
+	if err != nil {
+		return nil, nil, usageError{err}
+	}
+	return config, forever, nil
 }

@@ -75,6 +75,7 @@ func newRootCommand() *cobra.Command {
 		newEnvCommand(),
 		newAuditCommand(),
 		newCertsCommand(),
+		newTokenCommand(),
 		newStorageCommand(),
 		newVersionCommand(),
 		newKubectlCommand(),

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"portal/internal/hostnet"
+	"portal/internal/identity"
 	"portal/internal/instance"
 	"portal/internal/intent"
 	"portal/internal/intent/watch"
@@ -56,6 +57,7 @@ type proxyOptions struct {
 	configureSysctls                bool
 	sysctls                         hostnet.Configured
 	conntrack                       conntrack.Limits
+	join                            joinOptions
 	logs                            logOptions
 }
 
@@ -83,6 +85,7 @@ func (o *proxyOptions) flags(cmd *cobra.Command) {
 	f.StringVar(&o.config, "config", "", "a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) that sets what no flag does")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVar(&o.master, "master", "", "the API server's URL, instead of the kubeconfig's")
+	o.join.addFlags(f, identity.Proxy)
 	f.StringVar(&o.hostname, "hostname-override", "", "the name of this machine's Node; default: its host name")
 	f.StringVar(&o.bindAddress, "bind-address", "", "the node's primary address, if it is not what the Node object says")
 	f.StringVar(&o.mode, "proxy-mode", "auto", "auto, "+strings.Join(proxyModeNames(), ", "))
@@ -153,6 +156,9 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return usageError{err}
 	}
+	if err := o.join.validate(map[string]string{"kubeconfig": o.kubeconfig, "master": o.master}); err != nil {
+		return usageError{err}
+	}
 	if err := mayAdminister(); err != nil {
 		return err
 	}
@@ -163,9 +169,9 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 	if o.cleanupForeign {
 		return cleanupForeign(cmd)
 	}
-	api, err := apiConfigAt(o.master, o.kubeconfig)
+	api, renew, err := o.api(cmd.Context(), log, config.Node)
 	if err != nil {
-		return usageError{err}
+		return err
 	}
 	lock, err := instance.Acquire(cmd.Context(), instance.Proxy, instance.DefaultPatience, func(h instance.Holder) {
 		log.Info("another proxy runs in this network namespace, waiting for it to end", "holder", h.String(), "upTo", instance.DefaultPatience)
@@ -176,10 +182,26 @@ func (o *proxyOptions) run(cmd *cobra.Command) error {
 	defer lock.Release()
 	collectAt(garbage)
 	return o.serve(cmd.Context(), log, config, modes, api, func(ctx context.Context, p *proxy.Proxy) {
+		var renewing sync.WaitGroup
+		defer renewing.Wait()
+		renewing.Go(func() { renew(ctx) })
 		trimMemory(ctx, p.Synced)
 		p.Cluster.Pack(fewEndpoints)
 		collectAt(25) // from here on little changes at a time
 	})
+}
+
+// api is how the API is reached: with a kubeconfig, or by joining. The function keeps the credentials valid until its context
+// ends.
+func (o *proxyOptions) api(ctx context.Context, log *slog.Logger, node string) (*rest.Config, func(context.Context), error) {
+	if o.join.given() {
+		return o.join.join(ctx, node, log)
+	}
+	api, err := apiConfigAt(o.master, o.kubeconfig)
+	if err != nil {
+		return nil, nil, usageError{err}
+	}
+	return api, func(context.Context) {}, nil
 }
 
 // serve runs the proxy, what it follows and who follows it, and beside it a function that gets to know the proxy.
@@ -266,7 +288,7 @@ func (o *proxyOptions) proxyConfig() (c proxy.Config, err error) {
 		}
 	}
 	var e error
-	if c.Node, e = o.nodeName(); e != nil {
+	if c.Node, e = machineName(o.hostname); e != nil {
 		check("hostname-override", e)
 	}
 	if o.bindAddress != "" {
@@ -313,21 +335,6 @@ func (o *proxyOptions) period() time.Duration {
 		return max(o.minSync, o.nftMinSync, o.iptMinSync)
 	}
 	return o.minSync
-}
-
-func (o *proxyOptions) nodeName() (string, error) {
-	name := o.hostname
-	if name == "" {
-		var err error
-		if name, err = os.Hostname(); err != nil {
-			return "", fmt.Errorf("this machine has no name: %w", err)
-		}
-	}
-	name = strings.ToLower(strings.TrimSpace(name))
-	if name == "" {
-		return "", errors.New("a Node has a name")
-	}
-	return name, nil
 }
 
 func (o *proxyOptions) detect() (proxy.DetectLocal, error) {

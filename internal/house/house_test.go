@@ -82,7 +82,7 @@ var modes = []string{"nftables", "iptables", "ipvs", "userspace", "ebpf"}
 func TestImports(t *testing.T) {
 	mayUseClientGo := []string{
 		// store has to name one of its types, because k8s.io/apiserver does in the signature of a storage decorator.
-		"cmd", "test", "bench", "internal/store", "internal/apiserver", "internal/audit", "internal/server", "internal/controllers", "internal/intent/watch", "internal/lb", "internal/node", "internal/up",
+		"cmd", "test", "bench", "internal/store", "internal/apiserver", "internal/audit", "internal/server", "internal/controllers", "internal/intent/watch", "internal/join", "internal/lb", "internal/node", "internal/up",
 	}
 	for _, f := range files(t) {
 		for _, imported := range f.imports {

@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"sync"
@@ -31,6 +32,12 @@ func RememberDialed(config *rest.Config) (*rest.Config, *Dialed) {
 	}
 	config = rest.CopyConfig(config)
 	config.Dial = d.dialAndRemember
+	// A transport of its own dials by itself, unless it can be told how.
+	if t, ok := config.Transport.(interface {
+		WithDial(func(ctx context.Context, network, address string) (net.Conn, error)) http.RoundTripper
+	}); ok {
+		config.Transport, config.Dial = t.WithDial(d.dialAndRemember), nil
+	}
 	return config, d
 }
 
