@@ -52,7 +52,10 @@ func newProxyLab(t *testing.T, mode string, apiArgs ...string) *proxyLab {
 		options = backendtest.Options{PassesOtherPorts: true, PassesFromNode: true, RefusesFirst: true}
 	}
 	l := &proxyLab{Lab: backendtest.NewLab(t, options), dir: t.TempDir(), mode: mode}
-	l.api = startPortal(t, append([]string{"--controllers", "none"}, apiArgs...)...)
+	if !slices.Contains(apiArgs, "--controllers") {
+		apiArgs = append([]string{"--controllers", "none"}, apiArgs...)
+	}
+	l.api = startPortal(t, apiArgs...)
 	l.client = connect(t, l.api.Kubeconfig)
 	address := strings.TrimPrefix(l.api.URL, "https://")
 	if err := l.Node.Do(func() error {

@@ -50,6 +50,24 @@ var registry = []struct {
 	{bootstraptoken.CleanerName, newTokenCleaner},
 }
 
+// accounts are the service accounts in kube-system that controllers write as: those of Kubernetes' controllers with the same
+// task, so that the default roles of these are the controllers' rights.
+var accounts = map[string]string{
+	"endpoints":                "endpoint-controller",
+	"endpointslice":            "endpointslice-controller",
+	"mirror":                   "endpointslicemirroring-controller",
+	"namespace":                "namespace-controller",
+	"node":                     "node-controller",
+	"garbage":                  "generic-garbage-collector",
+	servicecidr.Name:           "service-cidrs-controller",
+	aggregation.Name:           "clusterrole-aggregation-controller",
+	csr.ApproverName:           "certificate-controller",
+	csr.SignerName:             "certificate-controller",
+	csr.CleanerName:            "certificate-controller",
+	bootstraptoken.SignerName:  "bootstrap-signer",
+	bootstraptoken.CleanerName: "token-cleaner",
+}
+
 // Names are those of the controllers that there are.
 func Names() []string {
 	names := make([]string, len(registry))
@@ -61,14 +79,14 @@ func Names() []string {
 
 func newEndpoints(s *shared) (runner, error) {
 	return endpoints.New(endpoints.Deps{
-		Client: s.as("endpoint-controller").client, Recorder: s.recorder, Members: s.memberWatch(), Services: s.serviceLister(),
+		Client: s.as("endpoints").client, Recorder: s.recorder, Members: s.memberWatch(), Services: s.serviceLister(),
 		Endpoints: s.endpoints(), Workers: s.cfg.EndpointsWorkers,
 	})
 }
 
 func newEndpointSlice(s *shared) (runner, error) {
 	return endpointslice.New(endpointslice.Deps{
-		Client: s.as("endpointslice-controller").client, Recorder: s.recorder, Members: s.memberWatch(), Services: s.serviceLister(),
+		Client: s.as("endpointslice").client, Recorder: s.recorder, Members: s.memberWatch(), Services: s.serviceLister(),
 		Slices: s.slices(), Pods: s.pods(), Nodes: s.nodes(),
 		MaxEndpointsPerSlice: s.cfg.MaxEndpointsPerSlice, Workers: s.cfg.SliceWorkers,
 	})
@@ -76,13 +94,13 @@ func newEndpointSlice(s *shared) (runner, error) {
 
 func newMirror(s *shared) (runner, error) {
 	return mirror.New(mirror.Deps{
-		Client: s.as("endpointslicemirroring-controller").client, Recorder: s.recorder, Services: s.services(), Endpoints: s.endpoints(), Slices: s.slices(),
+		Client: s.as("mirror").client, Recorder: s.recorder, Services: s.services(), Endpoints: s.endpoints(), Slices: s.slices(),
 		MaxEndpointsPerSubset: s.cfg.MaxEndpointsPerSubset, Workers: 2,
 	})
 }
 
 func newNamespace(s *shared) (runner, error) {
-	own := s.as("namespace-controller")
+	own := s.as("namespace")
 	return namespace.New(namespace.Deps{
 		Client: own.client, Metadata: own.metadata, Discovery: s.discovery, Namespaces: s.namespaces(), Workers: 4,
 	})
@@ -94,14 +112,14 @@ func newNode(s *shared) (runner, error) {
 		return nil, err
 	}
 	return node.New(node.Deps{
-		Client: s.as("node-controller").client, Recorder: s.recorder, Nodes: s.nodes(), Leases: s.leases(), Pods: s.pods(), Clock: s.cfg.Clock,
+		Client: s.as("node").client, Recorder: s.recorder, Nodes: s.nodes(), Leases: s.leases(), Pods: s.pods(), Clock: s.cfg.Clock,
 		GracePeriod: s.cfg.NodeGracePeriod, MonitorPeriod: s.cfg.NodeMonitorPeriod,
 		Ranges: ranges, Reserved: s.cfg.ServiceCIDRs,
 	})
 }
 
 func newGarbage(s *shared) (runner, error) {
-	own := s.as("generic-garbage-collector")
+	own := s.as("garbage")
 	return garbage.New(garbage.Deps{
 		Client: own.client, Metadata: own.metadata, Discovery: s.discovery,
 		Namespaces: s.namespaces(), Pods: s.pods(), Nodes: s.nodes(), Clock: s.cfg.Clock,
@@ -110,7 +128,7 @@ func newGarbage(s *shared) (runner, error) {
 }
 
 func newServiceCIDR(s *shared) (runner, error) {
-	client := s.as("service-cidrs-controller").client
+	client := s.as(servicecidr.Name).client
 	return runFunc(func(ctx context.Context) error {
 		if !servicecidr.WaitServed(ctx, s.discovery, s.cfg.Clock) {
 			return nil
@@ -124,7 +142,7 @@ func newServiceCIDR(s *shared) (runner, error) {
 }
 
 func newAggregation(s *shared) (runner, error) {
-	client := s.as("clusterrole-aggregation-controller").client
+	client := s.as(aggregation.Name).client
 	return runFunc(func(ctx context.Context) error {
 		factory := informers.NewSharedInformerFactory(client, 0)
 		controller, err := aggregation.New(client, factory)
@@ -138,11 +156,11 @@ func newAggregation(s *shared) (runner, error) {
 	}), nil
 }
 
-func (s *shared) csrDeps() csr.Deps {
-	return csr.Deps{Client: s.as("certificate-controller").client, Requests: s.signingRequests(), Clock: s.cfg.Clock}
+func (s *shared) csrDeps(name string) csr.Deps {
+	return csr.Deps{Client: s.as(name).client, Requests: s.signingRequests(), Clock: s.cfg.Clock}
 }
 
-func newApprover(s *shared) (runner, error) { return csr.NewApprover(s.csrDeps()) }
+func newApprover(s *shared) (runner, error) { return csr.NewApprover(s.csrDeps(csr.ApproverName)) }
 
 // newSigner signs only in a process that was given a CA.
 func newSigner(s *shared) (runner, error) {
@@ -152,10 +170,10 @@ func newSigner(s *shared) (runner, error) {
 			return nil
 		}), nil
 	}
-	return csr.NewSigner(s.csrDeps(), s.cfg.Authority, s.cfg.CertificateLife)
+	return csr.NewSigner(s.csrDeps(csr.SignerName), s.cfg.Authority, s.cfg.CertificateLife)
 }
 
-func newCleaner(s *shared) (runner, error) { return csr.NewCleaner(s.csrDeps()) }
+func newCleaner(s *shared) (runner, error) { return csr.NewCleaner(s.csrDeps(csr.CleanerName)) }
 
 func newBootstrapSigner(s *shared) (runner, error) {
 	return bootstraptoken.NewSigner(s.as(bootstraptoken.SignerName).client, s.cfg.Clock)

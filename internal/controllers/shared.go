@@ -86,9 +86,13 @@ func (s *shared) clients(as *rest.Config) (out account, err error) {
 }
 
 // as is the account that a controller writes with. An error is told when the controllers start.
-func (s *shared) as(name string) account {
+func (s *shared) as(controller string) account {
 	if s.cfg.As == nil {
 		return s.account
+	}
+	name, ok := accounts[controller]
+	if !ok && s.err == nil {
+		s.err = fmt.Errorf("controller %s has no account", controller)
 	}
 	out, err := s.clients(s.cfg.As(name))
 	if err != nil && s.err == nil {

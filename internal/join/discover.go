@@ -37,7 +37,8 @@ func permanent(err error) bool {
 	return errors.As(err, &f)
 }
 
-// notYet is an error that may be over in a moment, and is one for good if it is not: a token that a server hasn't heard of.
+// notYet is an error that may be over in a moment, and is one for good if it is not: a token that a server hasn't heard of, or
+// roles that it hasn't read yet.
 type notYet struct{ error }
 
 func (n *notYet) Unwrap() error { return n.error }
@@ -136,9 +137,9 @@ func ask(ctx context.Context, server string, config *tls.Config) (*corev1.Config
 	case err != nil:
 		return nil, err
 	case response.StatusCode == http.StatusNotFound:
-		return nil, fail("%s has no kube-public/%s: it is not an API server of Portal", server, bootstrap.ClusterInfo)
+		return nil, &notYet{fmt.Errorf("%s has no kube-public/%s: it is not an API server of Portal", server, bootstrap.ClusterInfo)}
 	case response.StatusCode == http.StatusUnauthorized || response.StatusCode == http.StatusForbidden:
-		return nil, fail("%s lets nobody read kube-public/%s without credentials: it must, for machines to join", server, bootstrap.ClusterInfo)
+		return nil, &notYet{fmt.Errorf("%s lets nobody read kube-public/%s without credentials: it must, for machines to join", server, bootstrap.ClusterInfo)}
 	case response.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("GET %s%s: %s", server, infoPath, response.Status)
 	}

@@ -205,20 +205,30 @@ func (c *Credentials) renew(ctx context.Context, m *material) error {
 	return nil
 }
 
-const firstBackoff, maxBackoff = 500 * time.Millisecond, 30 * time.Second
+const (
+	firstBackoff, maxBackoff = 500 * time.Millisecond, 30 * time.Second
+	// maxAnswers is how often a server may say what it would not say when it has started, or has heard from its peers.
+	maxAnswers = 4
+)
 
 // retrying calls do until it succeeds, or fails for good, or ctx ends. It logs the first failure and those of another kind.
 func (c *Credentials) retrying(ctx context.Context, do func() error) error {
-	backoff, told, tries := firstBackoff, "", 0
+	backoff, told, answers := firstBackoff, "", 0
 	for {
 		err := do()
 		if err == nil || ctx.Err() != nil {
 			return errors.Join(err, ctx.Err())
 		}
-		var soon *notYet
-		tries++
-		if permanent(err) || errors.As(err, &soon) && tries > 4 {
+		if permanent(err) {
 			return err
+		}
+		if soon := (&notYet{}); errors.As(err, &soon) {
+			if answers++; answers > maxAnswers {
+				return err
+			}
+			if answers == 1 {
+				backoff = firstBackoff // the server is there
+			}
 		}
 		if err.Error() != told {
 			told = err.Error()

@@ -61,7 +61,7 @@ func obtain(ctx context.Context, o *Options, config *rest.Config) (*material, er
 		return nil, &notYet{fmt.Errorf("%s does not accept the credentials: the token %s… is wrong, has expired, or was deleted. `portal token create --role %s` makes another",
 			config.Host, o.Token.ID, o.Role)}
 	case apierrors.IsForbidden(err):
-		return nil, fail("the token may not join as %s: `portal token create --role %s` makes one that may (%w)", o.Role, o.Role, err)
+		return nil, &notYet{fmt.Errorf("the token may not join as %s: `portal token create --role %s` makes one that may (%w)", o.Role, o.Role, err)}
 	case err != nil:
 		return nil, fmt.Errorf("ask %s for a certificate: %w", config.Host, explain(err, config.Host))
 	}
