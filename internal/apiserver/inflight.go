@@ -11,7 +11,7 @@ import (
 )
 
 // throttled is a user as the library's limit on requests in flight sees them: it exempts members of system:masters, who are
-// all of Portal's users. Only the server itself is exempt here, and probes, which cost nothing.
+// administrators. Only the parts of the server's own process are exempt here, and probes, which cost nothing.
 type throttled struct{ user.Info }
 
 func (t throttled) GetGroups() []string {
@@ -28,7 +28,7 @@ func withInFlightLimit(next http.Handler, c *genericserver.Config, reads, writes
 	}), reads, writes, c.LongRunningFunc)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who, ok := genericrequest.UserFrom(r.Context())
-		if !ok || who.GetName() == user.APIServerUser || slices.Contains(openPaths, r.URL.Path) {
+		if !ok || who.GetName() == user.APIServerUser || isInside(who) || slices.Contains(openPaths, r.URL.Path) {
 			next.ServeHTTP(w, r)
 			return
 		}
