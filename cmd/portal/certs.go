@@ -26,7 +26,7 @@ type certsOptions struct {
 }
 
 // renewable are the certificates that can be renewed by name.
-var renewable = []string{"ca", "server", "admin"}
+var renewable = []string{"ca", "server", "admin", "service-account"}
 
 func newCertsCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -66,10 +66,12 @@ func newCertsListCommand() *cobra.Command {
 func newCertsRenewCommand() *cobra.Command {
 	var o certsOptions
 	cmd := &cobra.Command{
-		Use:   "renew [ca|server|admin]...",
+		Use:   "renew [ca|server|admin|service-account]...",
 		Short: "Renew certificates of a running server at once: those named, or server and admin",
 		Long: "Renews certificates of a running server at once. A renewed CA signs from then on; the one before stays trusted until\n" +
-			"it expires. admin.kubeconfig is rewritten, so programs that have a copy of it need the new one before the old expires.",
+			"it expires. admin.kubeconfig is rewritten, so programs that have a copy of it need the new one before the old expires.\n" +
+			"service-account is the key of ServiceAccounts' tokens: the new one signs from then on, and tokens that the one before has\n" +
+			"signed stay valid until they expire.",
 		ValidArgs: renewable,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if err := o.validate(); err != nil {
@@ -77,7 +79,7 @@ func newCertsRenewCommand() *cobra.Command {
 			}
 			for _, name := range names {
 				if !slices.Contains(renewable, name) {
-					return usageError{fmt.Errorf("certs renew %q: must be ca, server or admin", name)}
+					return usageError{fmt.Errorf("certs renew %q: must be ca, server, admin or service-account", name)}
 				}
 			}
 			if len(names) == 0 {
@@ -159,7 +161,11 @@ func (o *certsOptions) print(out io.Writer, list []pki.Info) error {
 		if info.RenewAt != nil {
 			renewed = info.RenewAt.Local().Format(time.DateTime)
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", info.Name, info.Subject, info.Issuer, info.Until.Local().Format(time.DateTime), renewed)
+		until := "-"
+		if !info.Until.IsZero() {
+			until = info.Until.Local().Format(time.DateTime)
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", info.Name, info.Subject, info.Issuer, until, renewed)
 	}
 	return table.Flush()
 }

@@ -57,6 +57,23 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 	f.StringVar(&o.TokenFile, "token-auth-file", o.TokenFile, `CSV file of static tokens: token,user,uid,"group1,group2"`)
 	f.StringSliceVar(&o.AuthorizationModes, "authorization-mode", o.AuthorizationModes,
 		"what decides whether a request is allowed, in this order: Node (what nodes need), RBAC (roles), AlwaysAllow")
+	f.StringArrayVar(&o.Tokens.Issuers, "service-account-issuer", o.Tokens.Issuers,
+		"issuer of ServiceAccounts' tokens; given several times, the first issues and all are accepted")
+	f.StringVar(&o.Tokens.SigningKeyFile, "service-account-signing-key-file", o.Tokens.SigningKeyFile,
+		"private key that signs ServiceAccounts' tokens (default: one that the server makes in DATA-DIR/pki)")
+	f.StringArrayVar(&o.Tokens.KeyFiles, "service-account-key-file", o.Tokens.KeyFiles,
+		"further keys whose tokens are accepted; may be given several times")
+	f.StringVar(&o.Tokens.KeysURI, "service-account-jwks-uri", o.Tokens.KeysURI,
+		"URL of the public keys in the issuer's discovery document (default: that of this server)")
+	f.DurationVar(&o.Tokens.MaxExpiration, "service-account-max-token-expiration", o.Tokens.MaxExpiration,
+		"longest life of a token, at least 1h; a request for more gets this much; 0: no limit")
+	f.BoolVar(&o.Tokens.Extend, "service-account-extend-token-expiration", o.Tokens.Extend,
+		"let the tokens that Pods get by default live for a year, for programs that don't read them anew")
+	f.StringSliceVar(&o.Tokens.Audiences, "api-audiences", o.Tokens.Audiences,
+		"audiences of tokens that this server accepts (default: those of --service-account-issuer)")
+	f.StringSliceVar(&o.EnableAdmission, "enable-admission-plugins", o.EnableAdmission,
+		"admission plugins to turn on: ServiceAccount, which is on by default where the controller serviceaccount runs")
+	f.StringSliceVar(&o.DisableAdmission, "disable-admission-plugins", o.DisableAdmission, "admission plugins to turn off")
 	f.StringSliceVar(&o.ExtraSANs, "tls-san", o.ExtraSANs, "further names and addresses in the server's certificate")
 	f.DurationVar(&o.Lifetimes.Certificate, "certificate-lifetime", o.Lifetimes.Certificate,
 		"how long certificates are valid; they are renewed after two thirds of it, while the server runs")

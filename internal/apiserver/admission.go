@@ -24,6 +24,7 @@ import (
 	"portal/internal/apiserver/registry/certificatesigningrequest"
 	"portal/internal/apiserver/registry/ingress"
 	"portal/internal/apiserver/registry/service"
+	"portal/internal/apiserver/registry/serviceaccount"
 )
 
 // immortalNamespaces can't be deleted: parts of the system live in them.
@@ -45,7 +46,7 @@ func newGuards() *guards {
 }
 
 // chain puts the guards in order.
-func (g *guards) chain(factory informers.SharedInformerFactory, z authorizer.UnconditionalAuthorizer, denyExternalIPs bool) (admission.Interface, error) {
+func (g *guards) chain(factory informers.SharedInformerFactory, z authorizer.UnconditionalAuthorizer, opts *completed, read objects) (admission.Interface, error) {
 	classes := ingress.NewDefaultClass()
 	classes.SetExternalKubeInformerFactory(factory)
 	if err := classes.ValidateInitialization(); err != nil {
@@ -53,7 +54,12 @@ func (g *guards) chain(factory informers.SharedInformerFactory, z authorizer.Unc
 	}
 	g.nodes = noderestriction.New(z)
 	chain := []admission.Interface{g.namespaces, g.nodes, certificatesigningrequest.NewGuard(z), classes, g.addresses}
-	if denyExternalIPs {
+	if opts.admission(serviceaccount.AdmissionName, opts.DefaultAccounts) {
+		accounts := serviceaccount.NewAdmission()
+		accounts.Get = read.get
+		chain = append(chain, accounts)
+	}
+	if opts.DenyExternalIPs {
 		chain = append(chain, externalIPs{admission.NewHandler(admission.Create, admission.Update)})
 	}
 	return admission.NewChainHandler(chain...), nil

@@ -20,17 +20,18 @@ var openPaths = []string{"/healthz", "/livez", "/readyz", "/version", "/version/
 
 // newAuthenticator knows clients by certificate and by token. Those with neither are anonymous, and may do what roles allow to
 // system:unauthenticated.
-func newAuthenticator(verify x509request.VerifyOptionFunc, tokenFile string, kinds ...authenticator.Token) (authenticator.Request, error) {
+func newAuthenticator(verify x509request.VerifyOptionFunc, tokenFile string, tokens ...authenticator.Token) (authenticator.Request, error) {
 	if tokenFile != "" {
 		static, err := readTokens(tokenFile)
 		if err != nil {
 			return nil, err
 		}
-		kinds = append(kinds, static)
+		tokens = append([]authenticator.Token{static}, tokens...)
 	}
-	tokens := tokenunion.New(kinds...)
+	token := tokenunion.New(tokens...)
 	known := []authenticator.Request{
-		x509request.NewDynamic(verify, x509request.CommonNameUserConversion), bearertoken.New(tokens), websocket.NewProtocolAuthenticator(tokens),
+		x509request.NewDynamic(verify, x509request.CommonNameUserConversion),
+		bearertoken.New(token), websocket.NewProtocolAuthenticator(token),
 	}
 	return union.NewFailOnError(
 		group.NewAuthenticatedGroupAdder(union.New(known...)),

@@ -46,6 +46,9 @@ type certificates struct {
 	// writeConfig gives the administrator a new certificate; changed is called when a CA came or went.
 	writeConfig func(admin pki.Pair, bundle []byte) error
 	changed     func()
+	// keys are the keys of tokens, which are listed and renewed with the certificates.
+	keys   *tokenKeys
+	issuer string
 
 	// checking lets one check run at a time; mu guards what connections read.
 	checking  sync.Mutex
@@ -272,8 +275,14 @@ func (c *certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case http.MethodPost:
 		names := r.URL.Query()["name"]
 		for _, name := range names {
-			if name != "ca" && name != c.server.File && name != c.admin.File {
-				http.Error(w, fmt.Sprintf("name %q: must be ca, %s or %s", name, c.server.File, c.admin.File), http.StatusBadRequest)
+			if name != "ca" && name != c.server.File && name != c.admin.File && name != tokenKey {
+				http.Error(w, fmt.Sprintf("name %q: must be ca, %s, %s or %s", name, c.server.File, c.admin.File, tokenKey), http.StatusBadRequest)
+				return
+			}
+		}
+		if slices.Contains(names, tokenKey) {
+			if err := c.keys.renew(r.Context()); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
 				return
 			}
 		}
@@ -292,7 +301,7 @@ func (c *certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(list)
+	_ = json.NewEncoder(w).Encode(append(list, c.keys.list(c.issuer)...))
 }
 
 // servingCertificate and clientAuthority are certificates as k8s.io/apiserver reads them.

@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
+	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"portal/internal/apiserver/authz"
+	"portal/internal/apiserver/tokens"
 	"portal/internal/pki"
 	"portal/internal/store"
 )
@@ -35,6 +39,13 @@ type Options struct {
 	DenyExternalIPs bool
 	EventTTL        time.Duration
 
+	Tokens TokenOptions
+	// EnableAdmission and DisableAdmission name admission plugins. DefaultAccounts says that a controller gives every
+	// namespace its default ServiceAccount: then the plugin ServiceAccount is on unless it is disabled. Without, no Pod
+	// could be created.
+	EnableAdmission, DisableAdmission []string
+	DefaultAccounts                   bool
+
 	// Lifetimes are those of the CA and of what it signs. AdoptCA registers this server's CA in an etcd whose cluster has
 	// another, because that is lost.
 	Lifetimes pki.Lifetimes
@@ -50,6 +61,20 @@ type Options struct {
 	Store store.Options
 }
 
+// TokenOptions are how the tokens of ServiceAccounts are issued and judged.
+type TokenOptions struct {
+	// Issuers are those whose tokens are accepted; the first issues.
+	Issuers []string
+	// Audiences are what this server calls itself; none: Issuers.
+	Audiences []string
+	// SigningKeyFile and KeyFiles take the place of the key that the server makes for itself.
+	SigningKeyFile string
+	KeyFiles       []string
+	KeysURI        string
+	MaxExpiration  time.Duration
+	Extend         bool
+}
+
 // DefaultOptions serve on loopback only.
 func DefaultOptions() Options {
 	return Options{
@@ -59,6 +84,7 @@ func DefaultOptions() Options {
 		NodePorts:           "30000-32767",
 		AuthorizationModes:  []string{authz.ModeNode, authz.ModeRBAC},
 		EventTTL:            time.Hour,
+		Tokens:              TokenOptions{Issuers: []string{"https://kubernetes.default.svc.cluster.local"}, Extend: true},
 		Lifetimes:           pki.DefaultLifetimes(),
 		MaxInFlight:         400,
 		MaxMutatingInFlight: 200,
@@ -81,7 +107,8 @@ type completed struct {
 // complete checks the options and names the flag of each mistake.
 func (o Options) complete() (*completed, error) {
 	c := &completed{Options: o}
-	return c, errors.Join(c.completeListen(), c.completeRanges(), c.completeStore(), c.completeLimits(), c.completeAccess())
+	return c, errors.Join(c.completeListen(), c.completeRanges(), c.completeStore(), c.completeLimits(), c.completeAccess(),
+		c.completeTokens(), c.completeAdmission())
 }
 
 // Validate says what is wrong with the options, naming the flags.
@@ -227,4 +254,67 @@ func (c *completed) completeAccess() error {
 		}
 	}
 	return nil
+}
+
+// completeTokens checks what is said about ServiceAccounts' tokens.
+func (c *completed) completeTokens() error {
+	t := &c.Tokens
+	if len(t.Issuers) == 0 {
+		return errors.New("--service-account-issuer: must be given, e.g. https://kubernetes.default.svc.cluster.local")
+	}
+	for i, issuer := range t.Issuers {
+		if _, err := url.Parse(issuer); issuer == "" || strings.Contains(issuer, ":") && err != nil {
+			return fmt.Errorf("--service-account-issuer %q: must be a URL, e.g. https://kubernetes.default.svc.cluster.local", issuer)
+		}
+		if slices.Contains(t.Issuers[:i], issuer) {
+			return fmt.Errorf("--service-account-issuer %q: is given twice", issuer)
+		}
+	}
+	if len(t.Audiences) == 0 {
+		t.Audiences = t.Issuers
+	}
+	if slices.Contains(t.Audiences, "") {
+		return errors.New("--api-audiences: must not have an empty one")
+	}
+	if t.KeysURI != "" {
+		if u, err := url.Parse(t.KeysURI); err != nil || u.Scheme != "https" || u.Host == "" {
+			return fmt.Errorf("--service-account-jwks-uri %q: must be an https URL", t.KeysURI)
+		}
+	}
+	if t.MaxExpiration != 0 && (t.MaxExpiration < time.Hour || t.MaxExpiration > (1<<32)*time.Second) {
+		return fmt.Errorf("--service-account-max-token-expiration %s: must be from 1h to %ds, or 0 for no limit", t.MaxExpiration, int64(1)<<32)
+	}
+	if t.SigningKeyFile != "" {
+		data, err := os.ReadFile(t.SigningKeyFile)
+		if err != nil {
+			return fmt.Errorf("--service-account-signing-key-file: %w", err)
+		}
+		if _, err := tokens.ParseSigner(data); err != nil {
+			return fmt.Errorf("--service-account-signing-key-file %s: %w", t.SigningKeyFile, err)
+		}
+	}
+	_, err := readPublicKeys(t.KeyFiles)
+	return err
+}
+
+// completeAdmission checks the names of plugins.
+func (c *completed) completeAdmission() error {
+	for flag, names := range map[string][]string{
+		"--enable-admission-plugins": c.EnableAdmission, "--disable-admission-plugins": c.DisableAdmission,
+	} {
+		for _, name := range names {
+			if !slices.Contains(admissionPlugins, name) {
+				return fmt.Errorf("%s %q: must be one of %s", flag, name, strings.Join(admissionPlugins, ", "))
+			}
+			if slices.Contains(c.EnableAdmission, name) && slices.Contains(c.DisableAdmission, name) {
+				return fmt.Errorf("--enable-admission-plugins and --disable-admission-plugins: both name %s", name)
+			}
+		}
+	}
+	return nil
+}
+
+// admission says whether a plugin is on, which is so by default or not.
+func (c *completed) admission(name string, byDefault bool) bool {
+	return slices.Contains(c.EnableAdmission, name) || byDefault && !slices.Contains(c.DisableAdmission, name)
 }

@@ -42,7 +42,7 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		event.New(ttl),
 		secret.New(),
 		configmap.New(),
-		serviceaccount.New(),
+		serviceaccount.New(&serviceaccount.Tokens{Issuer: s.issuer, Get: s.objects.get}),
 
 		endpointslice.New(s.serviceAddress),
 
@@ -67,7 +67,7 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		accessreview.NewLocal(s.access),
 		accessreview.NewRules(s.access),
 
-		tokenreview.New(who, authenticator.Audiences{"https://kubernetes.default.svc"}),
+		tokenreview.New(who, authenticator.Audiences(s.opts.Tokens.Audiences)),
 		tokenreview.NewSelf(),
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -41,6 +40,7 @@ import (
 	generated "portal/internal/apiserver/openapi"
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/service"
+	"portal/internal/apiserver/tokens"
 	"portal/internal/audit"
 	"portal/internal/ensure"
 	"portal/internal/identity"
@@ -72,6 +72,10 @@ type Server struct {
 	inside                   insideTokens
 	membershipClient, events kubernetes.Interface
 	joining                  *bootstrapTokens
+	tokenKeys                *tokenKeys
+	issuer                   *tokens.Issuer
+	// objects reads what tokens are bound to.
+	objects objects
 	// core and networking code objects as they are stored.
 	core, networking runtime.Codec
 	// kv reads and writes them in etcd.
@@ -116,6 +120,9 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 		return nil, err
 	}
 	if err := s.openCertificates(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.openTokens(ctx); err != nil {
 		return nil, err
 	}
 	if err := s.build(); err != nil {
@@ -185,6 +192,7 @@ func (s *Server) build() error {
 		return err
 	}
 	s.Handle(CertificatesPath, s.certs)
+	s.serveDiscovery()
 	s.Handle(customResourcesPath, http.HandlerFunc(noCustomResources))
 	for _, path := range []string{StoragePath, StoragePath + "/defrag", StoragePath + "/snapshot"} {
 		s.Handle(path, storageHandler(s.store))
@@ -252,7 +260,7 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	s.loop = ensure.New(s.reportSystem, append(s.system(), authz.Defaults(client, s.defaults)...)...)
 	s.factory = informers.NewSharedInformerFactory(client, 0)
 	s.guards = newGuards()
-	if config.AdmissionControl, err = s.guards.chain(s.factory, config.Authorization.Authorizer, s.opts.DenyExternalIPs); err != nil {
+	if config.AdmissionControl, err = s.guards.chain(s.factory, config.Authorization.Authorizer, s.opts, s.objects); err != nil {
 		return nil, err
 	}
 	etcd := healthz.NamedCheck("etcd", func(r *http.Request) error { return s.store.Check(r.Context()) })
@@ -278,18 +286,19 @@ func (s *Server) secure(config *genericserver.Config) error {
 		return err
 	}
 	config.SecureServing.ClientCA = clientAuthority{s.certs}
-	config.ExternalAddress = net.JoinHostPort(s.listener.Addr().(*net.TCPAddr).IP.String(), strconv.Itoa(int(s.opts.port)))
+	config.ExternalAddress = s.externalAddress()
 	if s.opts.advertise.IsValid() {
 		config.PublicAddress = s.opts.advertise.AsSlice()
 	} else {
 		config.PublicAddress = net.IPv4(127, 0, 0, 1)
 	}
 	s.joining = &bootstrapTokens{}
-	who, err := newAuthenticator(clientAuthority{s.certs}.VerifyOptions, s.opts.TokenFile, &s.inside, s.joining)
+	who, err := newAuthenticator(clientAuthority{s.certs}.VerifyOptions, s.opts.TokenFile, &s.inside, s.joining, s.accountTokens())
 	if err != nil {
 		return err
 	}
 	config.Authentication.Authenticator = who
+	config.Authentication.APIAudiences = s.opts.Tokens.Audiences
 	if s.defaults, err = policy.Default(); err != nil {
 		return err
 	}
@@ -351,6 +360,7 @@ func (s *Server) install(scheme *runtime.Scheme, codecs serializer.CodecFactory,
 		for path, handler := range storage {
 			info.VersionedResourcesStorageMap[version.Version][path] = handler
 			s.guards.connect(version, path, handler)
+			s.objects.connect(version, path, handler)
 		}
 	}
 	var named []*genericserver.APIGroupInfo
@@ -395,6 +405,7 @@ func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 	follow.Go(func() { reportAllocation(background, s.allocator) })
 	follow.Go(func() { s.certs.run(background) })
 	follow.Go(func() { s.closeOwnConnections(background) })
+	follow.Go(func() { s.tokenKeys.run(background) })
 	s.generic.AddPostStartHookOrDie("portal-bootstrap", func(hook genericserver.PostStartHookContext) error {
 		return s.bootstrap(hook)
 	})

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -52,6 +53,9 @@ type Config struct {
 	// SliceWorkers and EndpointsWorkers are how many Services are synced at a time (16 and 2). Slices are what
 	// proxies read, so at a start with many Services they come first.
 	SliceWorkers, EndpointsWorkers int
+
+	// RootCA is what verifies the API server's certificate, in PEM, as Pods are told; it may change. Nil: what REST says.
+	RootCA func() []byte
 
 	// Own are further controllers, of the caller's, by name. They run if they are selected.
 	Own map[string]func(context.Context) error
@@ -116,6 +120,23 @@ func (c Config) Validate() error {
 	}
 	_, err = c.ranges()
 	return err
+}
+
+// rootCA is RootCA, or what the way to the API server says.
+func (c Config) rootCA() func() []byte {
+	if c.RootCA != nil {
+		return c.RootCA
+	}
+	return func() []byte {
+		if c.REST.CAFile == "" {
+			return c.REST.CAData
+		}
+		data, err := os.ReadFile(c.REST.CAFile)
+		if err != nil {
+			return nil // it is read again
+		}
+		return data
+	}
 }
 
 // Run runs the selected controllers until ctx ends, and returns when all it started has ended. An error means that it

@@ -6,6 +6,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/klog/v2"
 
+	"portal/internal/controllers/account"
 	"portal/internal/controllers/aggregation"
 	"portal/internal/controllers/bootstraptoken"
 	"portal/internal/controllers/csr"
@@ -48,6 +49,9 @@ var registry = []struct {
 	{csr.CleanerName, newCleaner},
 	{bootstraptoken.SignerName, newBootstrapSigner},
 	{bootstraptoken.CleanerName, newTokenCleaner},
+	{account.DefaultName, newDefaultAccount},
+	{account.RootCAName, newRootCA},
+	{account.TokenName, newAccountToken},
 }
 
 // accounts are the service accounts in kube-system that controllers write as: those of Kubernetes' controllers with the same
@@ -66,6 +70,9 @@ var accounts = map[string]string{
 	csr.CleanerName:            "certificate-controller",
 	bootstraptoken.SignerName:  "bootstrap-signer",
 	bootstraptoken.CleanerName: "token-cleaner",
+	account.DefaultName:        "service-account-controller",
+	account.RootCAName:         "root-ca-cert-publisher",
+	account.TokenName:          "tokens-controller",
 }
 
 // Names are those of the controllers that there are.
@@ -181,6 +188,20 @@ func newBootstrapSigner(s *shared) (runner, error) {
 
 func newTokenCleaner(s *shared) (runner, error) {
 	return bootstraptoken.NewCleaner(s.as(bootstraptoken.CleanerName).client, s.cfg.Clock)
+}
+
+func newDefaultAccount(s *shared) (runner, error) {
+	return account.NewDefault(account.Deps{Client: s.as(account.DefaultName).client, Namespaces: s.namespaces(), Accounts: s.accounts()})
+}
+
+func newRootCA(s *shared) (runner, error) {
+	return account.NewRootCA(account.Deps{
+		Client: s.as(account.RootCAName).client, Namespaces: s.namespaces(), ConfigMaps: s.rootCAConfigMaps(), RootCA: s.cfg.rootCA(),
+	})
+}
+
+func newAccountToken(s *shared) (runner, error) {
+	return account.NewToken(account.Deps{Client: s.as(account.TokenName).client, Accounts: s.accounts(), Secrets: s.tokenSecrets(), RootCA: s.cfg.rootCA()})
 }
 
 func (c Config) ranges() ([]node.Range, error) {

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
+	"portal/internal/controllers/account"
 	"portal/internal/controllers/membership"
 	"portal/internal/controllers/sliceview"
 )
@@ -30,12 +31,12 @@ import (
 // shared is what controllers have in common: clients, and one informer a kind, of those kinds that a selected
 // controller asked for.
 type shared struct {
-	cfg       Config
-	wrap      func(http.RoundTripper) http.RoundTripper
-	account   // for what all of them read
-	discovery discovery.DiscoveryInterface
-	events    record.EventBroadcaster
-	recorder  record.EventRecorder
+	cfg        Config
+	wrap       func(http.RoundTripper) http.RoundTripper
+	apiClients // for what all of them read
+	discovery  discovery.DiscoveryInterface
+	events     record.EventBroadcaster
+	recorder   record.EventRecorder
 
 	informers map[string]cache.SharedIndexInformer
 	members   *membership.Watch
@@ -50,7 +51,7 @@ func newShared(ctx context.Context, cfg Config, stop context.CancelCauseFunc) (*
 		return transport{ctx: ctx, next: next, restored: stop, health: cfg.Health}
 	}
 	var err error
-	if s.account, err = s.clients(cfg.REST); err != nil {
+	if s.apiClients, err = s.clients(cfg.REST); err != nil {
 		return nil, err
 	}
 	s.discovery = s.client.Discovery()
@@ -60,13 +61,13 @@ func newShared(ctx context.Context, cfg Config, stop context.CancelCauseFunc) (*
 	return s, nil
 }
 
-// account is the clients of one who talks to the API.
-type account struct {
+// apiClients are the clients of one who talks to the API.
+type apiClients struct {
 	client   kubernetes.Interface
 	metadata metadata.Interface
 }
 
-func (s *shared) clients(as *rest.Config) (out account, err error) {
+func (s *shared) clients(as *rest.Config) (out apiClients, err error) {
 	config := rest.AddUserAgent(rest.CopyConfig(as), "portal-controllers")
 	config.QPS, config.RateLimiter = -1, nil
 	config.WarningHandler = rest.NoWarnings{} // that Endpoints are deprecated is known, and their writers are why they live
@@ -86,9 +87,9 @@ func (s *shared) clients(as *rest.Config) (out account, err error) {
 }
 
 // as is the account that a controller writes with. An error is told when the controllers start.
-func (s *shared) as(controller string) account {
+func (s *shared) as(controller string) apiClients {
 	if s.cfg.As == nil {
-		return s.account
+		return s.apiClients
 	}
 	name, ok := accounts[controller]
 	if !ok && s.err == nil {
@@ -110,7 +111,8 @@ func (s *shared) informer(kind string, strip cache.TransformFunc, make func(info
 	}
 	// Each kind has a factory of its own, because namespace and transform are settings of a factory. Nothing is resynced
 	// periodically: every queue retries until it has succeeded.
-	i := make(informers.NewSharedInformerFactoryWithOptions(s.client, 0, informers.WithTransform(strip), informers.WithNamespace(namespaceOf[kind])))
+	i := make(informers.NewSharedInformerFactoryWithOptions(s.client, 0, informers.WithTransform(strip), informers.WithNamespace(namespaceOf[kind]),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = fieldsOf[kind] })))
 	_ = i.SetWatchErrorHandlerWithContext(membership.LogWatchError) // it fails only once the informer runs
 	if err := i.AddIndexers(indexers); err != nil && s.err == nil {
 		s.err = fmt.Errorf("index of %s: %w", kind, err)
@@ -121,6 +123,12 @@ func (s *shared) informer(kind string, strip cache.TransformFunc, make func(info
 
 // namespaceOf are the kinds of which only one namespace is watched.
 var namespaceOf = map[string]string{"leases": corev1.NamespaceNodeLease}
+
+// fieldsOf are the kinds of which only some objects are watched.
+var fieldsOf = map[string]string{
+	"configmaps": "metadata.name=" + account.RootCAConfigMap,
+	"secrets":    "type=" + string(corev1.SecretTypeServiceAccountToken),
+}
 
 func (s *shared) pods() cache.SharedIndexInformer {
 	return s.informer("pods", strip(stripPod), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
@@ -172,6 +180,26 @@ func (s *shared) signingRequests() cache.SharedIndexInformer {
 	return s.informer("certificatesigningrequests", strip(keep[*certificatesv1.CertificateSigningRequest]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
 		return f.Certificates().V1().CertificateSigningRequests().Informer()
 	}, nil)
+}
+
+func (s *shared) accounts() cache.SharedIndexInformer {
+	return s.informer("serviceaccounts", strip(stripAccount), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Core().V1().ServiceAccounts().Informer()
+	}, nil)
+}
+
+// rootCAConfigMaps are those with the API server's CA, of every namespace.
+func (s *shared) rootCAConfigMaps() cache.SharedIndexInformer {
+	return s.informer("configmaps", strip(keep[*corev1.ConfigMap]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Core().V1().ConfigMaps().Informer()
+	}, nil)
+}
+
+// tokenSecrets are those that hold a ServiceAccount's token, or ask for one.
+func (s *shared) tokenSecrets() cache.SharedIndexInformer {
+	return s.informer("secrets", strip(keep[*corev1.Secret]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Core().V1().Secrets().Informer()
+	}, cache.Indexers{account.ByAccount: account.IndexByAccount})
 }
 
 // memberWatch is the one watch of which Pods are which Service's.

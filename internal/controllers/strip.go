@@ -84,6 +84,10 @@ func stripService(svc *corev1.Service) *corev1.Service {
 	return out
 }
 
+func stripAccount(account *corev1.ServiceAccount) *corev1.ServiceAccount {
+	return &corev1.ServiceAccount{ObjectMeta: stripMeta(account.ObjectMeta)}
+}
+
 func stripNode(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{
 		ObjectMeta: stripMeta(node.ObjectMeta),

@@ -220,15 +220,15 @@ func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypt
 	return x509.ParseCertificate(der)
 }
 
-// Info describes a certificate in a server's folder.
+// Info describes a certificate in a server's folder, or a key, which has no times of its own.
 type Info struct {
 	Name    string    `json:"name"`
 	File    string    `json:"file"`
 	Subject string    `json:"subject"`
 	Issuer  string    `json:"issuer"`
 	Hosts   []string  `json:"hosts,omitempty"`
-	Since   time.Time `json:"notBefore"`
-	Until   time.Time `json:"notAfter"`
+	Since   time.Time `json:"notBefore,omitzero"`
+	Until   time.Time `json:"notAfter,omitzero"`
 	// RenewAt is when the server renews it; nil for a CA that is only trusted any more.
 	RenewAt *time.Time `json:"renewAt,omitempty"`
 }

@@ -17,6 +17,7 @@ import (
 	"portal/internal/apiserver"
 	"portal/internal/audit"
 	"portal/internal/controllers"
+	"portal/internal/controllers/account"
 	"portal/internal/identity"
 )
 
@@ -79,6 +80,7 @@ func Run(ctx context.Context, opts Options, ready func(context.Context, Info) er
 	if err != nil {
 		return err
 	}
+	opts.DefaultAccounts = selection.Has(account.DefaultName)
 	api, err := apiserver.New(ctx, opts.Options)
 	if err != nil {
 		return err
@@ -118,6 +120,7 @@ func (o Options) control(ctx context.Context, api *apiserver.Server, selection c
 		As:                   func(account string) *rest.Config { return asServiceAccount(api, account) },
 		ClusterCIDRs:         ranges,
 		ServiceCIDRs:         api.ServiceRanges(),
+		RootCA:               api.RootCA,
 		MaxEndpointsPerSlice: o.MaxEndpointsPerSlice,
 		Authority:            api.Authority(),
 		CertificateLife:      o.Lifetimes.Certificate,

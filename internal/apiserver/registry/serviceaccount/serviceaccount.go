@@ -1,4 +1,5 @@
-// Package serviceaccount describes ServiceAccounts: names that programs act under. It issues no tokens.
+// Package serviceaccount describes ServiceAccounts, names that programs act under: the resource, requests for tokens, and
+// the admission that gives Pods their account. What a token is stands in tokens.
 package serviceaccount
 
 import (
@@ -9,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -17,8 +20,8 @@ import (
 // enforceMountable once limited a ServiceAccount's Pods to the Secrets it lists.
 const enforceMountable = "kubernetes.io/enforce-mountable-secrets"
 
-// New describes core/v1 ServiceAccounts.
-func New() registry.Resource {
+// New describes core/v1 ServiceAccounts. Without tokens no one can ask for any.
+func New(tokens *Tokens) registry.Resource {
 	return &registry.Kind[corev1.ServiceAccount, *corev1.ServiceAccount]{
 		Served:         corev1.SchemeGroupVersion,
 		Plural:         "serviceaccounts",
@@ -34,6 +37,12 @@ func New() registry.Resource {
 		ReturnDeleted:  true,
 		Columns:        []registry.Column[corev1.ServiceAccount]{registry.Age[corev1.ServiceAccount]()},
 		ValidateUpdate: func(ctx context.Context, s, _ *corev1.ServiceAccount) field.ErrorList { return validate(ctx, s) },
+		Customize: func(_ *genericregistry.Store, storage map[string]rest.Storage) error {
+			if tokens != nil {
+				storage["serviceaccounts/token"] = tokenREST{tokens}
+			}
+			return nil
+		},
 	}
 }
 

@@ -19,7 +19,7 @@ func account(name string) *corev1.ServiceAccount {
 }
 
 func TestSecretsKeepOnlyTheirNames(t *testing.T) {
-	rules := registrytest.For(t, New(), corev1.AddToScheme)
+	rules := registrytest.For(t, New(nil), corev1.AddToScheme)
 	created, updated := account("sa"), account("sa")
 	if got := rules.Create(t, created); got != nil {
 		t.Fatalf("refused for %q", got)
@@ -40,7 +40,7 @@ func TestSecretsKeepOnlyTheirNames(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	rules := registrytest.For(t, New(), corev1.AddToScheme)
+	rules := registrytest.For(t, New(nil), corev1.AddToScheme)
 	for name, want := range map[string][]string{
 		"a.b-c": nil,
 		"A":     {"metadata.name FieldValueInvalid"},
