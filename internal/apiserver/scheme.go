@@ -19,6 +19,7 @@ import (
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/event"
+	"portal/internal/apiserver/registry/serviceaccount"
 )
 
 // groups are the API groups whose types the scheme knows, served or not.
@@ -62,6 +63,7 @@ func newScheme() *runtime.Scheme {
 	scheme.AddKnownTypes(schema.GroupVersion{Group: eventsv1.GroupName, Version: runtime.APIVersionInternal},
 		&corev1.Event{}, &corev1.EventList{})
 	utilruntime.Must(event.AddConversions(scheme))
+	serviceaccount.AddDefaults(scheme)
 	return scheme
 }
 

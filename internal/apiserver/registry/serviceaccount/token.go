@@ -131,6 +131,15 @@ func (r tokenREST) complete(req *authenticationv1.TokenRequest, account metav1.O
 	if len(req.Spec.Audiences) == 0 {
 		req.Spec.Audiences = r.Issuer.Audiences
 	}
+	setTokenDefaults(req)
+}
+
+// AddDefaults teaches the scheme how long a token lives that nobody says it of.
+func AddDefaults(scheme *runtime.Scheme) {
+	scheme.AddTypeDefaultingFunc(&authenticationv1.TokenRequest{}, func(obj any) { setTokenDefaults(obj.(*authenticationv1.TokenRequest)) })
+}
+
+func setTokenDefaults(req *authenticationv1.TokenRequest) {
 	if req.Spec.ExpirationSeconds == nil {
 		seconds := int64(defaultSeconds)
 		req.Spec.ExpirationSeconds = &seconds
@@ -140,7 +149,15 @@ func (r tokenREST) complete(req *authenticationv1.TokenRequest, account metav1.O
 func validateRequest(req *authenticationv1.TokenRequest) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("spec")
-	if len(req.Spec.Attestations) > 0 {
+	// Tokens for webhooks are not served, as in Kubernetes without the feature; what is wrong with a request is said first.
+	if isWebhook(req.Spec.BoundObjectRef) {
+		if len(req.Spec.Audiences) != 1 {
+			errs = append(errs, field.Invalid(path.Child("audiences"), req.Spec.Audiences, "must be one for a webhook configuration"))
+		}
+		if len(req.Spec.Attestations) != 1 {
+			errs = append(errs, field.Invalid(path.Child("attestations"), req.Spec.Attestations, "must be one for a webhook configuration"))
+		}
+	} else if len(req.Spec.Attestations) > 0 {
 		return field.ErrorList{field.Invalid(path.Child("attestations"), req.Spec.Attestations, "are for tokens bound to a webhook configuration")}
 	}
 	if seconds := *req.Spec.ExpirationSeconds; seconds < minSeconds {
@@ -149,6 +166,11 @@ func validateRequest(req *authenticationv1.TokenRequest) field.ErrorList {
 		errs = append(errs, field.Invalid(path.Child("expirationSeconds"), seconds, "must be at most 2^32"))
 	}
 	return errs
+}
+
+func isWebhook(to *authenticationv1.BoundObjectReference) bool {
+	return to != nil && to.APIVersion == "admissionregistration.k8s.io/v1" &&
+		(to.Kind == "ValidatingWebhookConfiguration" || to.Kind == "MutatingWebhookConfiguration")
 }
 
 // bind looks up the object that the token is to live as long as.
