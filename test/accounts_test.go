@@ -390,6 +390,23 @@ func TestTokensOfSeveralServers(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	issue()
+	if out, err = harness.Run(t.Context(), nil, harness.Portal(), "certs", "renew", "service-account", "--revoke", "--kubeconfig", servers[0].Kubeconfig); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for i, server := range []int{0, 1, 0, 1} {
+		want := server == 1 // the second server still has its key
+		within(t, fmt.Sprintf("token %d after its key was revoked: want %v", i, want), func() error {
+			for _, s := range servers {
+				_, err := asToken(t, s, all[i]).CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
+				if apierrors.IsForbidden(err) != want {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	all = []string{all[1], all[3]}
+	issue()
 	info, err := os.Stat(filepath.Join(dirs[0], "data", "pki", "service-account.key"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the key's file is %v: %v", info, err)

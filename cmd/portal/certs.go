@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -23,6 +24,7 @@ type certsOptions struct {
 	kubeconfig string
 	dataDir    string
 	output     string
+	revoke     bool
 }
 
 // renewable are the certificates that can be renewed by name.
@@ -85,6 +87,9 @@ func newCertsRenewCommand() *cobra.Command {
 			if len(names) == 0 {
 				names = []string{"server", "admin"}
 			}
+			if o.revoke && !slices.Contains(names, "service-account") {
+				return usageError{errors.New("--revoke: is for service-account, which is not among what is renewed")}
+			}
 			list, err := o.ask(cmd.Context(), "POST", names)
 			if err != nil {
 				return err
@@ -93,6 +98,7 @@ func newCertsRenewCommand() *cobra.Command {
 		},
 	}
 	o.addFlags(cmd)
+	cmd.Flags().BoolVar(&o.revoke, "revoke", false, "with service-account: tokens that earlier keys have signed are refused from now on")
 	return cmd
 }
 
@@ -133,6 +139,9 @@ func (o *certsOptions) ask(ctx context.Context, verb string, names []string) ([]
 	request := client.Verb(verb).AbsPath(apiserver.CertificatesPath)
 	for _, name := range names {
 		request = request.Param("name", name)
+	}
+	if o.revoke {
+		request = request.Param("revoke", "true")
 	}
 	body, err := request.Do(ctx).Raw()
 	if apierrors.IsNotFound(err) {

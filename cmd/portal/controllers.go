@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/workqueue" // the queues' own metrics
 
@@ -37,7 +38,8 @@ func newControllersCommand() *cobra.Command {
 		Use:   "controllers",
 		Short: "Run the controllers alone, against any Kubernetes API server",
 		Long: `Run the controllers alone: Endpoints and EndpointSlices of Services, the life cycle of namespaces and nodes,
-certificate requests, and garbage collection. Several can run: one is elected leader, and a standby takes over when it is gone.`,
+certificate requests, ServiceAccounts, and garbage collection. Several can run: one is elected
+leader, and a standby takes over when it is gone.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd.Context(), cmd.ErrOrStderr())
@@ -93,6 +95,7 @@ func (o *controllersOptions) complete() (controllers.Selection, error) {
 	if o.config.REST, err = apiConfigAt(o.server, o.kubeconfig); err != nil {
 		return selection, err
 	}
+	o.config.RootCA = o.rootCA
 	return selection, o.config.Validate()
 }
 
@@ -112,6 +115,15 @@ func (o *controllersOptions) completeSigning() error {
 	}
 	o.config.Authority = o.signing
 	return nil
+}
+
+// rootCA is the CA that the kubeconfig has now: a server that rotates its CA writes it anew.
+func (o *controllersOptions) rootCA() []byte {
+	config, err := apiConfigAt(o.server, o.kubeconfig)
+	if err != nil || rest.LoadTLSFiles(config) != nil {
+		return nil // it is read again
+	}
+	return config.CAData
 }
 
 func (o *controllersOptions) run(ctx context.Context, stderr io.Writer) error {

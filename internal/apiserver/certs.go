@@ -26,6 +26,7 @@ import (
 
 const (
 	// CertificatesPath is where the server lists its certificates (GET), and renews those named by ?name= (POST).
+	// With ?revoke=true the keys of tokens before the renewed one are not accepted any more.
 	CertificatesPath = "/portal/v1/certificates"
 
 	// authorityPrefix holds the CA certificates of the cluster's servers, by fingerprint. authorityRoot is created once
@@ -281,7 +282,7 @@ func (c *certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		if slices.Contains(names, tokenKey) {
-			if err := c.keys.renew(r.Context()); err != nil {
+			if err := c.keys.renew(r.Context(), r.URL.Query().Get("revoke") == "true"); err != nil {
 				http.Error(w, err.Error(), http.StatusInternalServerError)
 				return
 			}

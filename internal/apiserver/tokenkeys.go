@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -66,6 +65,7 @@ type tokenKeys struct {
 func (s *Server) openTokenKeys(ctx context.Context) error {
 	k := &tokenKeys{
 		etcd: s.store.Client(), file: s.opts.Tokens.SigningKeyFile, given: s.opts.Tokens.SigningKeyFile != "",
+		until: map[string]time.Time{},
 	}
 	if !k.given {
 		k.file = filepath.Join(s.opts.DataDir, "pki", tokenKeyFile)
@@ -313,8 +313,8 @@ func (k *tokenKeys) run(ctx context.Context) {
 	}
 }
 
-// renew signs with a new key from now on. Tokens of the one before stay good as long as they live.
-func (k *tokenKeys) renew(ctx context.Context) error {
+// renew signs with a new key from now on. Tokens of the one before stay good as long as they live, unless they are revoked.
+func (k *tokenKeys) renew(ctx context.Context, revoke bool) error {
 	if k.given {
 		return errKeyFromFlag
 	}
@@ -337,8 +337,29 @@ func (k *tokenKeys) renew(ctx context.Context) error {
 	k.mu.Lock()
 	k.since = time.Now()
 	k.mu.Unlock()
-	klog.InfoS("key of tokens replaced, the one before stays accepted as long as its tokens live", "key", signer.ID, "before", before.ID)
+	klog.InfoS("key of tokens replaced", "key", signer.ID, "before", before.ID, "revoked", revoke)
+	if revoke {
+		return k.revoke(ctx, signer.ID)
+	}
 	return nil
+}
+
+// revoke removes every registered key but one. Other servers that run register theirs again.
+func (k *tokenKeys) revoke(ctx context.Context, but string) error {
+	resp, err := k.etcd.Get(ctx, tokenKeyPrefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		return err
+	}
+	for _, kv := range resp.Kvs {
+		if string(kv.Key) == tokenKeyPrefix+but {
+			continue
+		}
+		if _, err := k.etcd.Delete(ctx, string(kv.Key)); err != nil {
+			return fmt.Errorf("revoke the keys of tokens: %w", err)
+		}
+	}
+	_, err = k.accept(ctx)
+	return err
 }
 
 // list describes the keys for `portal certs list`.
@@ -352,7 +373,7 @@ func (k *tokenKeys) list(issuer string) []pki.Info {
 	own.Since = k.since
 	k.mu.Unlock()
 	out := []pki.Info{own}
-	for _, key := range slices.Clone(k.ring.Keys())[1:] {
+	for _, key := range k.ring.Keys()[1:] {
 		other := describe(key)
 		other.Name, other.File, other.Until = tokenKey+" (accepted)", "", k.promised(key.ID)
 		out = append(out, other)

@@ -114,14 +114,14 @@ func (w *world) ok(token string) bool {
 }
 
 func TestEveryKeyType(t *testing.T) {
-	for name, make := range map[string]func() crypto.PrivateKey{
+	for name, generate := range map[string]func() crypto.PrivateKey{
 		"RS256": func() crypto.PrivateKey { return rsaKey(t) },
 		"ES256": func() crypto.PrivateKey { k, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader); return k },
 		"ES384": func() crypto.PrivateKey { k, _ := ecdsa.GenerateKey(elliptic.P384(), rand.Reader); return k },
 		"ES512": func() crypto.PrivateKey { k, _ := ecdsa.GenerateKey(elliptic.P521(), rand.Reader); return k },
 	} {
 		w := newWorld(t)
-		s := signer(t, make())
+		s := signer(t, generate())
 		if s.Algorithm() != name {
 			t.Errorf("%s is %s", name, s.Algorithm())
 		}

@@ -89,7 +89,7 @@ func perNamespace(controller, object string, deps Deps, informer cache.SharedInd
 
 // onChange calls do for whatever becomes of an object.
 func onChange[T any](do func(T)) cache.ResourceEventHandler {
-	any := func(obj any) {
+	changed := func(obj any) {
 		if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 			obj = gone.Obj
 		}
@@ -97,7 +97,7 @@ func onChange[T any](do func(T)) cache.ResourceEventHandler {
 			do(t)
 		}
 	}
-	return cache.ResourceEventHandlerFuncs{AddFunc: any, UpdateFunc: func(_, obj interface{}) { any(obj) }, DeleteFunc: any}
+	return cache.ResourceEventHandlerFuncs{AddFunc: changed, UpdateFunc: func(_, obj any) { changed(obj) }, DeleteFunc: changed}
 }
 
 // stays says that a namespace exists and is not on its way out.
