@@ -1,20 +1,201 @@
 package apiserver
 
 import (
-	"io"
+	"maps"
 	"net/http"
+	"slices"
+	"sync"
+
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
+	extensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	extensionsopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
+	"k8s.io/apiserver/pkg/endpoints/filters"
+	genericserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/util/notfoundhandler"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/kube-openapi/pkg/common"
+
+	generated "portal/internal/apiserver/openapi"
+	"portal/internal/store"
 )
 
-// customResourcesPath is where kubectl looks for a kind that discovery doesn't have. Without an answer its user reads that
-// CustomResourceDefinitions could not be listed, instead of that there is no such kind.
-const customResourcesPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+// customResources serves CustomResourceDefinitions and what they define: k8s.io/apiextensions-apiserver, behind the server of
+// the resources that Portal knows itself. To clients it is one server: discovery and OpenAPI are the front server's, and list
+// what the definitions add.
+type customResources struct {
+	extensions *extensions.CustomResourceDefinitions
+	front      *genericserver.GenericAPIServer
 
-// noCustomResources answers that there are none. They are not served, so discovery does not list them.
-func noCustomResources(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet {
-		http.Error(w, "custom resources are not served", http.StatusMethodNotAllowed)
-		return
+	mu sync.Mutex
+	// listed are the groups of definitions that /apis lists.
+	listed map[string]metav1.APIGroup
+}
+
+// newCustomResources builds the server of custom resources from the front server's configuration, which it completes with
+// what both must share.
+func newCustomResources(config *genericserver.Config, s *Server, getter *store.RESTOptions) (*customResources, error) {
+	config.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
+	behind := *config
+	behind.RESTOptionsGetter = getter
+	behind.MergedResourceConfig = extensions.DefaultAPIResourceConfigSource()
+	behind.PostStartHooks = map[string]genericserver.PostStartHookConfigEntry{}
+	// What the front server does for both.
+	behind.SkipOpenAPIInstallation = true
+	behind.EnableIndex, behind.EnableProfiling, behind.EnableMetrics = false, false, false
+	behind.BuildHandlerChainFunc = func(api http.Handler, _ *genericserver.Config) http.Handler { return api }
+	masters := 1
+	if len(s.opts.Store.Servers) > 0 {
+		masters = 2 // others may be at the same etcd, and get time to see a definition before its objects come
 	}
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = io.WriteString(w, `{"kind":"CustomResourceDefinitionList","apiVersion":"apiextensions.k8s.io/v1","metadata":{"resourceVersion":"1"},"items":[]}`)
+	made := extensions.Config{
+		GenericConfig: &genericserver.RecommendedConfig{Config: behind, SharedInformerFactory: s.factory},
+		ExtraConfig: extensions.ExtraConfig{
+			CRDRESTOptionsGetter: &store.CustomResources{RESTOptions: getter, Codec: unstructured.UnstructuredJSONScheme},
+			MasterCount:          masters,
+			ServiceResolver:      s.resolver,
+			AuthResolverWrapper:  webhookCredentials(s.loopback),
+		},
+	}
+	last := notfoundhandler.New(config.Serializer, filters.NoMuxAndDiscoveryIncompleteKey)
+	server, err := made.Complete().New(genericserver.NewEmptyDelegateWithCustomHandler(last))
+	if err != nil {
+		return nil, err
+	}
+	return &customResources{extensions: server, listed: map[string]metav1.APIGroup{}}, nil
+}
+
+// attach makes one server of the two. It comes before the front server is run.
+func (c *customResources) attach(front *genericserver.GenericAPIServer) error {
+	c.front = front
+	// Definitions themselves are served by the front, so that they are in its OpenAPI.
+	for _, service := range c.extensions.GenericAPIServer.Handler.GoRestfulContainer.RegisteredWebServices() {
+		if service.RootPath() == "/apis/"+apiextensions.GroupName || service.RootPath() == "/apis/"+apiextensionsv1.SchemeGroupVersion.String() {
+			front.Handler.GoRestfulContainer.Add(service)
+		}
+	}
+	v1 := metav1.GroupVersionForDiscovery{
+		GroupVersion: apiextensionsv1.SchemeGroupVersion.String(), Version: apiextensionsv1.SchemeGroupVersion.Version,
+	}
+	front.DiscoveryGroupManager.AddGroup(metav1.APIGroup{
+		Name: apiextensions.GroupName, Versions: []metav1.GroupVersionForDiscovery{v1}, PreferredVersion: v1,
+	})
+	informer := c.informer()
+	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { c.list() },
+		UpdateFunc: func(_, _ any) { c.list() },
+		DeleteFunc: func(any) { c.list() },
+	})
+	if err != nil {
+		return err
+	}
+	return front.AddPostStartHook("portal-custom-resource-groups", func(hook genericserver.PostStartHookContext) error {
+		cache.WaitForCacheSync(hook.Done(), handler.HasSynced)
+		return nil
+	})
+}
+
+// publish has the definitions' schemas served in the front server's OpenAPI. It comes after the front server was prepared,
+// which makes that, and before it runs.
+func (c *customResources) publish() {
+	behind := c.extensions.GenericAPIServer
+	behind.StaticOpenAPISpec = c.front.StaticOpenAPISpec
+	behind.OpenAPIVersionedService = c.front.OpenAPIVersionedService
+	behind.OpenAPIV3VersionedService = c.front.OpenAPIV3VersionedService
+}
+
+func (c *customResources) informer() cache.SharedIndexInformer {
+	return c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions().Informer()
+}
+
+// list keeps the definitions' groups in the list of groups at /apis. (The aggregated form of that list, and what is below
+// /apis/GROUP, is done by k8s.io/apiextensions-apiserver.)
+func (c *customResources) list() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all, err := c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister().List(labels.Everything())
+	if err != nil {
+		return // a lister reads a cache, which does not fail
+	}
+	groups := customGroups(all)
+	for name := range c.listed {
+		if _, ok := groups[name]; !ok {
+			c.front.DiscoveryGroupManager.RemoveGroup(name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		if !apiequality.Semantic.DeepEqual(groups[name], c.listed[name]) {
+			c.front.DiscoveryGroupManager.AddGroup(groups[name])
+		}
+	}
+	c.listed = groups
+}
+
+// customGroups are the groups of established definitions, with the versions that they serve, best first. Groups that the
+// server knows itself are not theirs.
+func customGroups(definitions []*apiextensionsv1.CustomResourceDefinition) map[string]metav1.APIGroup {
+	builtIn := unqualifiedGroups()
+	versions := map[string]map[string]bool{}
+	for _, definition := range definitions {
+		group := definition.Spec.Group
+		if builtIn[group] || !established(definition) {
+			continue
+		}
+		for _, v := range definition.Spec.Versions {
+			if !v.Served {
+				continue
+			}
+			if versions[group] == nil {
+				versions[group] = map[string]bool{}
+			}
+			versions[group][v.Name] = true
+		}
+	}
+	out := map[string]metav1.APIGroup{}
+	for name, served := range versions {
+		group := metav1.APIGroup{Name: name}
+		best := slices.SortedFunc(maps.Keys(served), func(a, b string) int { return version.CompareKubeAwareVersionStrings(b, a) })
+		for _, v := range best {
+			group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{
+				GroupVersion: schema.GroupVersion{Group: name, Version: v}.String(), Version: v,
+			})
+		}
+		group.PreferredVersion = group.Versions[0]
+		out[name] = group
+	}
+	return out
+}
+
+func established(definition *apiextensionsv1.CustomResourceDefinition) bool {
+	return slices.ContainsFunc(definition.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+		return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+	})
+}
+
+// withDefinitions is a choice of storage codecs that knows CustomResourceDefinitions too. They are stored as Kubernetes stores
+// them: in v1beta1, which has a schema only once if all versions have the same.
+func withDefinitions(codec func(schema.GroupResource) runtime.Codec) func(schema.GroupResource) runtime.Codec {
+	definitions := extensions.Codecs.LegacyCodec(apiextensionsv1beta1.SchemeGroupVersion, apiextensionsv1.SchemeGroupVersion)
+	return func(resource schema.GroupResource) runtime.Codec {
+		if resource.Group == apiextensions.GroupName {
+			return definitions
+		}
+		return codec(resource)
+	}
+}
+
+// openAPIDefinitions are the schemas of all that the server knows itself.
+func openAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
+	out := extensionsopenapi.GetOpenAPIDefinitions(ref)
+	maps.Copy(out, generated.GetOpenAPIDefinitions(ref))
+	return out
 }

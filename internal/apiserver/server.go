@@ -18,6 +18,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	extensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -37,7 +38,6 @@ import (
 	"portal/internal/alloc"
 	"portal/internal/apiserver/authz"
 	"portal/internal/apiserver/authz/nodes"
-	generated "portal/internal/apiserver/openapi"
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/service"
 	"portal/internal/apiserver/tokens"
@@ -81,6 +81,9 @@ type Server struct {
 	// kv reads and writes them in etcd.
 	kv     clientv3.KV
 	guards *guards
+	// resolver finds webhooks, custom serves custom resources.
+	resolver *serviceResolver
+	custom   *customResources
 
 	// ranges are the cluster's own, once they have been read.
 	ranges      atomic.Pointer[[]netip.Prefix]
@@ -102,7 +105,7 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
 	registerMetrics()
-	s := &Server{opts: c, roles: rbac.NewIndex(), nodes: nodes.NewGraph(), systemErrs: map[string]string{}}
+	s := &Server{opts: c, roles: rbac.NewIndex(), nodes: nodes.NewGraph(), systemErrs: map[string]string{}, resolver: &serviceResolver{}}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -165,7 +168,7 @@ func (s *Server) build() error {
 	}
 	getter := &store.RESTOptions{
 		Store: s.store,
-		Codec: codec,
+		Codec: withDefinitions(codec),
 		// As in Kubernetes; data that older versions wrote is there.
 		Unqualified: unqualifiedGroups(), Paths: storagePaths,
 		ClaimPaths: map[string]schema.GroupResource{service.PortPrefix: corev1.Resource("services")},
@@ -188,16 +191,21 @@ func (s *Server) build() error {
 	}
 	config.RESTOptionsGetter = getter
 	s.kv = getter.KV()
-	if s.generic, err = config.Complete(s.factory).New("portal", genericserver.NewEmptyDelegate()); err != nil {
+	if s.custom, err = newCustomResources(config, s, getter); err != nil {
+		return err
+	}
+	if s.generic, err = config.Complete(s.factory).New("portal", s.custom.extensions.GenericAPIServer); err != nil {
 		return err
 	}
 	s.Handle(CertificatesPath, s.certs)
 	s.serveDiscovery()
-	s.Handle(customResourcesPath, http.HandlerFunc(noCustomResources))
 	for _, path := range []string{StoragePath, StoragePath + "/defrag", StoragePath + "/snapshot"} {
 		s.Handle(path, storageHandler(s.store))
 	}
-	return s.install(scheme, codecs, getter, resources)
+	if err := s.install(scheme, codecs, getter, resources); err != nil {
+		return err
+	}
+	return s.custom.attach(s.generic)
 }
 
 // families are the address families of the service ranges, the first being the default.
@@ -227,10 +235,10 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	config.LongRunningFunc = func(r *http.Request, info *request.RequestInfo) bool {
 		return longRunning(r, info) || strings.HasPrefix(r.URL.Path, StoragePath) // a large database takes its time
 	}
-	namer := openapi.NewDefinitionNamer(scheme)
-	config.OpenAPIConfig = genericserver.DefaultOpenAPIConfig(generated.GetOpenAPIDefinitions, namer)
+	namer := openapi.NewDefinitionNamer(scheme, extensions.Scheme)
+	config.OpenAPIConfig = genericserver.DefaultOpenAPIConfig(openAPIDefinitions, namer)
 	config.OpenAPIConfig.Info.Title = "Portal"
-	config.OpenAPIV3Config = genericserver.DefaultOpenAPIV3Config(generated.GetOpenAPIDefinitions, namer)
+	config.OpenAPIV3Config = genericserver.DefaultOpenAPIV3Config(openAPIDefinitions, namer)
 	config.OpenAPIV3Config.Info.Title = "Portal"
 
 	if err := s.secure(config); err != nil {
@@ -361,6 +369,7 @@ func (s *Server) install(scheme *runtime.Scheme, codecs serializer.CodecFactory,
 			info.VersionedResourcesStorageMap[version.Version][path] = handler
 			s.guards.connect(version, path, handler)
 			s.objects.connect(version, path, handler)
+			s.resolver.connect(version, path, handler)
 		}
 	}
 	var named []*genericserver.APIGroupInfo
@@ -424,7 +433,9 @@ func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 		defer close(members)
 		s.afterReady(serve, fail, hooks)
 	}()
-	err = s.generic.PrepareRun().RunWithContext(serve)
+	prepared := s.generic.PrepareRun()
+	s.custom.publish()
+	err = prepared.RunWithContext(serve)
 	fail(nil)
 	<-members
 	stop()

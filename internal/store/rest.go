@@ -55,7 +55,26 @@ func (o *RESTOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Ob
 	if err != nil {
 		return generic.RESTOptions{}, err
 	}
-	codec := completing{o.Codec(resource), o.OnRead[resource]}
+	return o.options(resource, path, completing{o.Codec(resource), o.OnRead[resource]}), nil
+}
+
+// CustomResources gives storage to the resources that users define. Their codec decodes objects as they are, without a type
+// in Go; whoever serves them completes it.
+type CustomResources struct {
+	*RESTOptions
+	Codec runtime.Codec
+}
+
+// GetRESTOptions is asked once for each resource, and again when it was defined anew.
+func (c *CustomResources) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	path, err := c.register(resource)
+	if err != nil {
+		return generic.RESTOptions{}, err
+	}
+	return c.options(resource, path, c.Codec), nil
+}
+
+func (o *RESTOptions) options(resource schema.GroupResource, path string, codec runtime.Codec) generic.RESTOptions {
 	return generic.RESTOptions{
 		StorageConfig: &storagebackend.ConfigForResource{
 			Config: storagebackend.Config{
@@ -71,7 +90,7 @@ func (o *RESTOptions) GetRESTOptions(resource schema.GroupResource, _ runtime.Ob
 		DeleteCollectionWorkers: 8,
 		ResourcePrefix:          "/" + path,
 		CountMetricPollPeriod:   time.Minute,
-	}, nil
+	}
 }
 
 // completing is a codec whose decoded objects are as the API's inside expects them: without kind and version, which
