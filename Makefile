@@ -91,7 +91,7 @@ lint: ## gofmt, vet and staticcheck
 generate: ## write the generated OpenAPI definitions
 	go run $(OPENAPI_GEN) --go-header-file /dev/null --report-filename /dev/null \
 		--output-dir internal/apiserver/openapi --output-pkg portal/internal/apiserver/openapi --output-file zz_generated.openapi.go \
-		k8s.io/api/{core,discovery,networking,coordination,events,rbac,authorization,authentication,certificates}/v1 \
+		k8s.io/api/{core,discovery,networking,coordination,events,rbac,authorization,authentication,certificates,admissionregistration,flowcontrol}/v1 \
 		k8s.io/apimachinery/pkg/{apis/meta/v1,runtime,version,util/intstr,api/resource}
 	gofmt -w internal/apiserver/openapi/zz_generated.openapi.go
 

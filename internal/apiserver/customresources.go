@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"maps"
 	"net/http"
 	"slices"
@@ -171,6 +172,24 @@ func customGroups(definitions []*apiextensionsv1.CustomResourceDefinition) map[s
 		}
 		group.PreferredVersion = group.Versions[0]
 		out[name] = group
+	}
+	return out
+}
+
+// revisions tell versions of the definitions' schemas apart.
+func (c *customResources) revisions() map[schema.GroupVersion]string {
+	all, err := c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister().List(labels.Everything())
+	if err != nil {
+		return nil // as in list
+	}
+	slices.SortFunc(all, func(a, b *apiextensionsv1.CustomResourceDefinition) int { return cmp.Compare(a.Name, b.Name) })
+	out := map[schema.GroupVersion]string{}
+	for _, definition := range all {
+		for _, v := range definition.Spec.Versions {
+			if v.Served && established(definition) {
+				out[schema.GroupVersion{Group: definition.Spec.Group, Version: v.Name}] += "," + definition.ResourceVersion
+			}
+		}
 	}
 	return out
 }

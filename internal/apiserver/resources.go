@@ -5,6 +5,7 @@ import (
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/accessreview"
+	"portal/internal/apiserver/registry/admissionregistration"
 	"portal/internal/apiserver/registry/certificatesigningrequest"
 	"portal/internal/apiserver/registry/configmap"
 	"portal/internal/apiserver/registry/endpoints"
@@ -61,6 +62,13 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		rbac.NewClusterRole(guard),
 		rbac.NewRoleBinding(guard),
 		rbac.NewClusterRoleBinding(guard),
+
+		admissionregistration.NewMutatingWebhooks(),
+		admissionregistration.NewValidatingWebhooks(),
+		admissionregistration.NewMutatingPolicies(s.mayRead),
+		admissionregistration.NewMutatingBindings(s.mayRead, s.mutatingKind),
+		admissionregistration.NewValidatingPolicies(s.mayRead),
+		admissionregistration.NewValidatingBindings(s.mayRead, s.validatingKind),
 
 		accessreview.New(s.access),
 		accessreview.NewSubject(s.access),

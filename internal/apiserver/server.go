@@ -33,6 +33,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	restclient "k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 	basecompatibility "k8s.io/component-base/compatibility"
 
 	"portal/internal/alloc"
@@ -84,6 +85,9 @@ type Server struct {
 	// resolver finds webhooks, custom serves custom resources.
 	resolver *serviceResolver
 	custom   *customResources
+	// kinds maps kinds to resources, schemas has their fields: for policies.
+	kinds   *restmapper.DeferredDiscoveryRESTMapper
+	schemas schemas
 
 	// ranges are the cluster's own, once they have been read.
 	ranges      atomic.Pointer[[]netip.Prefix]
@@ -205,6 +209,7 @@ func (s *Server) build() error {
 	if err := s.install(scheme, codecs, getter, resources); err != nil {
 		return err
 	}
+	s.schemas.custom.Store(s.custom)
 	return s.custom.attach(s.generic)
 }
 
@@ -268,7 +273,11 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	s.loop = ensure.New(s.reportSystem, append(s.system(), authz.Defaults(client, s.defaults)...)...)
 	s.factory = informers.NewSharedInformerFactory(client, 0)
 	s.guards = newGuards()
-	if config.AdmissionControl, err = s.guards.chain(s.factory, config.Authorization.Authorizer, s.opts, s.objects); err != nil {
+	guards, err := s.guards.chain(s.factory, config.Authorization.Authorizer, s.opts, s.objects)
+	if err != nil {
+		return nil, err
+	}
+	if config.AdmissionControl, err = s.extendAdmission(config, guards); err != nil {
 		return nil, err
 	}
 	etcd := healthz.NamedCheck("etcd", func(r *http.Request) error { return s.store.Check(r.Context()) })
