@@ -106,6 +106,10 @@ bench: ## run every side-by-side measurement, and docs/benchmarks.md from them (
 bench-api: build peers ## measure Portal's API server beside kube-apiserver, on the same etcd
 	go run ./bench/api -o $(BENCH)/api.json
 
+.PHONY: bench-flood
+bench-flood: build ## show what others notice while one user floods the API server with 200 connections (4 minutes)
+	go run ./bench/flood
+
 .PHONY: bench-controllers
 bench-controllers: build peers ## measure Portal's controllers beside kube-controller-manager
 	go run ./bench/controllers -o $(BENCH)/controllers.json

@@ -86,6 +86,7 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 	f.DurationVar(&o.EventTTL, "event-ttl", o.EventTTL, "how long Events are kept")
 	f.IntVar(&o.MaxInFlight, "max-requests-inflight", o.MaxInFlight, "read requests answered at once")
 	f.IntVar(&o.MaxMutatingInFlight, "max-mutating-requests-inflight", o.MaxMutatingInFlight, "writing requests answered at once")
+	f.BoolVar(&o.PriorityAndFairness, "enable-priority-and-fairness", o.PriorityAndFairness, "let requests wait for their turn, by priority and user (flowcontrol.apiserver.k8s.io)")
 	f.DurationVar(&o.RequestTimeout, "request-timeout", o.RequestTimeout, "time a request other than a watch may take")
 	f.Int64Var(&o.MaxBodyBytes, "max-request-bytes", o.MaxBodyBytes, "largest request body")
 	f.StringSliceVar(&o.Controllers, "controllers", o.Controllers,

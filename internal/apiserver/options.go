@@ -51,6 +51,8 @@ type Options struct {
 	Lifetimes pki.Lifetimes
 	AdoptCA   bool
 
+	// PriorityAndFairness has users wait in turns for the server, by priority, instead of refusing whoever comes too much.
+	PriorityAndFairness              bool
 	MaxInFlight, MaxMutatingInFlight int
 	RequestTimeout                   time.Duration
 	MaxBodyBytes                     int64
@@ -86,6 +88,7 @@ func DefaultOptions() Options {
 		EventTTL:            time.Hour,
 		Tokens:              TokenOptions{Issuers: []string{"https://kubernetes.default.svc.cluster.local"}, Extend: true},
 		Lifetimes:           pki.DefaultLifetimes(),
+		PriorityAndFairness: true,
 		MaxInFlight:         400,
 		MaxMutatingInFlight: 200,
 		RequestTimeout:      time.Minute,

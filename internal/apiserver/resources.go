@@ -11,6 +11,7 @@ import (
 	"portal/internal/apiserver/registry/endpoints"
 	"portal/internal/apiserver/registry/endpointslice"
 	"portal/internal/apiserver/registry/event"
+	"portal/internal/apiserver/registry/flowcontrol"
 	"portal/internal/apiserver/registry/ingress"
 	"portal/internal/apiserver/registry/ingressclass"
 	"portal/internal/apiserver/registry/ipaddress"
@@ -69,6 +70,9 @@ func (s *Server) resources(who authenticator.Request) []registry.Resource {
 		admissionregistration.NewMutatingBindings(s.mayRead, s.mutatingKind),
 		admissionregistration.NewValidatingPolicies(s.mayRead),
 		admissionregistration.NewValidatingBindings(s.mayRead, s.validatingKind),
+
+		flowcontrol.NewLevels(),
+		flowcontrol.NewSchemas(),
 
 		accessreview.New(s.access),
 		accessreview.NewSubject(s.access),

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -85,6 +86,7 @@ type Server struct {
 	// resolver finds webhooks, custom serves custom resources.
 	resolver *serviceResolver
 	custom   *customResources
+	turns    *turns
 	// kinds maps kinds to resources, schemas has their fields: for policies.
 	kinds   *restmapper.DeferredDiscoveryRESTMapper
 	schemas schemas
@@ -171,7 +173,7 @@ func (s *Server) build() error {
 		return err
 	}
 	getter := &store.RESTOptions{
-		Store: s.store,
+		Store: s.store, Counts: config.StorageObjectCountTracker,
 		Codec: withDefinitions(codec),
 		// As in Kubernetes; data that older versions wrote is there.
 		Unqualified: unqualifiedGroups(), Paths: storagePaths,
@@ -270,8 +272,9 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	if s.events, err = s.clientAs(identity.Audit); err != nil {
 		return nil, err
 	}
-	s.loop = ensure.New(s.reportSystem, append(s.system(), authz.Defaults(client, s.defaults)...)...)
+	s.loop = ensure.New(s.reportSystem, slices.Concat(s.system(), authz.Defaults(client, s.defaults), s.flowControlDefaults())...)
 	s.factory = informers.NewSharedInformerFactory(client, 0)
+	s.shareFairly(config)
 	s.guards = newGuards()
 	guards, err := s.guards.chain(s.factory, config.Authorization.Authorizer, s.opts, s.objects)
 	if err != nil {
@@ -286,6 +289,9 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	config.AddReadyzChecks(healthz.NamedCheck(storageCheck, func(*http.Request) error { return s.store.Writable() }))
 	config.BuildHandlerChainFunc = func(api http.Handler, c *genericserver.Config) http.Handler {
 		api = withMemberLimit(sayWhy(ownMistakes(api, codecs), s.store), codecs, s.opts.MaxBodyBytes)
+		if s.turns != nil {
+			api = s.turns.withAnswerSizes(api)
+		}
 		api = withInFlightLimit(api, c, s.opts.MaxInFlight, s.opts.MaxMutatingInFlight)
 		return s.listener.sawRequest(genericserver.DefaultBuildHandlerChain(s.listener.sawClient(api), c))
 	}

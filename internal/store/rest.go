@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/apiserver/pkg/storage/value"
+	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -20,6 +21,8 @@ import (
 // cache above that.
 type RESTOptions struct {
 	Store *Store
+	// Counts learns how many objects a resource has, for estimates of what a list costs.
+	Counts flowcontrolrequest.StorageObjectCountTracker
 	// Codec encodes a resource's objects in the version in which they are stored, and decodes them from any.
 	Codec func(schema.GroupResource) runtime.Codec
 	// Paths are where objects are kept below Prefix, if it is not where path says.
@@ -81,7 +84,9 @@ func (o *RESTOptions) options(resource schema.GroupResource, path string, codec 
 				Prefix:              Prefix,
 				Codec:               codec,
 				EventsHistoryWindow: storagebackend.DefaultEventsHistoryWindow,
-				LeaseManagerConfig:  leases,
+
+				StorageObjectCountTracker: o.Counts,
+				LeaseManagerConfig:        leases,
 			},
 			GroupResource: resource,
 		},
