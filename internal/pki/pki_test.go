@@ -1,8 +1,12 @@
 package pki
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
 	"os"
 	"path/filepath"
@@ -230,5 +234,43 @@ func TestBrokenAuthorityIsNamed(t *testing.T) {
 	}
 	if _, err := Open(dir, DefaultLifetimes()); err == nil || !strings.Contains(err.Error(), "key") {
 		t.Errorf("got %v, want an error about the missing key", err)
+	}
+}
+
+// A CA in files signs what it is given, and files that don't belong together are refused.
+func TestFileSigner(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	a, err := Open(dir, DefaultLifetimes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(other, DefaultLifetimes()); err != nil {
+		t.Fatal(err)
+	}
+	s := FileSigner{CertFile: filepath.Join(dir, "ca.crt"), KeyFile: filepath.Join(dir, "ca.key")}
+	if err := s.Check(); err != nil {
+		t.Fatal(err)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := s.Sign(&x509.Certificate{Subject: pkix.Name{CommonName: "x"}}, key.Public(), 100*365*24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certs, err := ParseCertificates(data)
+	if err != nil || certs[0].CheckSignatureFrom(a.Own()[0]) != nil || certs[0].NotAfter.After(a.Own()[0].NotAfter) {
+		t.Errorf("signed %v, %v", certs, err)
+	}
+	for _, wrong := range []FileSigner{
+		{CertFile: s.CertFile, KeyFile: filepath.Join(other, "ca.key")},
+		{CertFile: s.KeyFile, KeyFile: s.KeyFile},
+		{CertFile: s.CertFile, KeyFile: s.CertFile},
+		{CertFile: s.CertFile, KeyFile: filepath.Join(dir, "none")},
+	} {
+		if wrong.Check() == nil {
+			t.Errorf("%v is fine", wrong)
+		}
 	}
 }
