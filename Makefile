@@ -44,7 +44,7 @@ race: build $(PEERS)/etcd ## run the tests of every package with the race detect
 	CGO_ENABLED=1 go test -race -timeout 25m $$(go list ./... | grep -v -e '^portal/test$$' -e '^portal/test/vm$$')
 
 .PHONY: test-peers
-test-peers: build peers $(PEERS)/kube-apiserver-1.30 ## run the real kube-proxy, kube-controller-manager and CoreDNS against Portal, and Portal against kube-apiserver 1.30
+test-peers: build peers $(PEERS)/kube-apiserver-1.30 ## run the real kube-proxy, kube-controller-manager, kubelet and CoreDNS against Portal, and Portal against kube-apiserver 1.30
 	@hack/need ip nft
 	GOFLAGS=-tags=fieldsv1string,peers go test -count=1 -v -run Peers -timeout 20m ./test/...
 
@@ -144,11 +144,18 @@ $(PEERS)/etcd: bench/peers/go.mod bench/peers/etcd/main.go
 	@cd bench/peers && $(PEER) go build -ldflags "-s -w" -o ../../$@ ./etcd
 
 .PHONY: peers
-peers: $(PEERS)/etcd $(PEERS)/kube-apiserver $(PEERS)/kube-controller-manager $(PEERS)/kube-proxy $(PEERS)/coredns ## build the real components (10 minutes the first time)
+peers: $(PEERS)/etcd $(PEERS)/kube-apiserver $(PEERS)/kube-controller-manager $(PEERS)/kube-proxy $(PEERS)/kubelet $(PEERS)/runtime $(PEERS)/coredns ## build the real components (10 minutes the first time)
 
 $(PEERS)/kube-%: bench/peers/go.mod
 	@echo "building $@ (this takes minutes)"
 	@cd bench/peers && $(PEER) go build -ldflags "-s -w $(KUBEFLAGS)" -o ../../$@ k8s.io/kubernetes/cmd/kube-$*
+
+$(PEERS)/kubelet: bench/peers/go.mod
+	@echo "building $@ (this takes minutes)"
+	@cd bench/peers && $(PEER) go build -ldflags "-s -w $(KUBEFLAGS)" -o ../../$@ k8s.io/kubernetes/cmd/kubelet
+
+$(PEERS)/runtime: bench/peers/go.mod bench/peers/runtime/main.go
+	@cd bench/peers && $(PEER) go build -ldflags "-s -w" -o ../../$@ ./runtime
 
 # The oldest Kubernetes that Portal's parts work with.
 $(PEERS)/kube-apiserver-1.30: bench/peers-1.30/go.mod

@@ -84,15 +84,15 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// enterNamespace runs this very test again in a new network namespace.
+// enterNamespace runs this very test again in new namespaces of the network and of mounts.
 func enterNamespace(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("a network namespace is needed for kube-proxy: run this as root")
 	}
-	cmd := exec.Command("/proc/self/exe", "-test.run", "^TestPeers$", "-test.v", "-peers.for", peersFor.String())
+	cmd := exec.Command("/proc/self/exe", "-test.run", "^"+t.Name()+"$", "-test.v", "-peers.for", peersFor.String())
 	cmd.Env = append(os.Environ(), insidePeers+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {
