@@ -22,6 +22,8 @@ type Status struct {
 	Members []MemberStatus `json:"members"`
 	// WritesRefused says why writes are refused; it is empty if they are accepted.
 	WritesRefused string `json:"writesRefused,omitempty"`
+	// Encryption is nil if nothing is encrypted, and no server was told to.
+	Encryption *Encryption `json:"encryption,omitempty"`
 }
 
 // MemberStatus is the state of one etcd.

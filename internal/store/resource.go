@@ -2,8 +2,10 @@ package store
 
 import (
 	"context"
+	"strings"
 
 	"google.golang.org/grpc/metadata"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -111,6 +113,18 @@ func (w *endingWatch) Stop() {
 type checked struct {
 	storage.Interface
 	store *Store
+	// below is the storage without the cache.
+	below storage.Interface
+}
+
+// GetList lists. A cache that can't be filled because an object is damaged says so with "try again"; trying again does not
+// help, and the storage itself names every such object.
+func (c checked) GetList(ctx context.Context, key string, opts storage.ListOptions, list runtime.Object) error {
+	err := c.Interface.GetList(ctx, key, opts, list)
+	if apierrors.IsTooManyRequests(err) && strings.Contains(err.Error(), "corrupt object") {
+		return c.below.GetList(ctx, key, opts, list)
+	}
+	return err
 }
 
 func (c checked) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {

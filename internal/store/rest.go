@@ -29,8 +29,10 @@ type RESTOptions struct {
 	Paths map[schema.GroupResource]string
 	// Unqualified groups have their resources kept under their plural names alone.
 	Unqualified map[string]bool
-	// Transformers encrypt a resource's objects, and the claims that are kept among them; the others are stored as they are.
-	Transformers map[schema.GroupResource]value.Transformer
+	// Places are the resources of Unqualified groups, by where they are kept below Prefix.
+	Places map[string]schema.GroupResource
+	// Transformers encrypt a resource's objects, and the claims that are kept with them; nil stores all as they are.
+	Transformers value.ResourceTransformers
 	// ClaimPaths are where claims are kept that are no objects, and the resource whose transformer they share.
 	ClaimPaths map[string]schema.GroupResource
 	// Claimers are the resources with claims.
@@ -124,13 +126,15 @@ func (o *RESTOptions) decorate(config *storagebackend.ConfigForResource, prefix 
 	attributes storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 ) (storage.Interface, factory.DestroyFunc, error) {
 	versioner := storage.APIObjectVersioner{}
+	// What can't be decrypted or decoded is told apart from other failures, so that an administrator can delete it.
 	raw, err := etcd3.New(o.Store.client, o.Store.compaction, config.Codec, newFunc, newListFunc, config.Prefix, prefix,
-		config.GroupResource, o.transformer(config.GroupResource), config.LeaseManagerConfig,
-		etcd3.NewDefaultDecoder(config.Codec, versioner), versioner)
+		config.GroupResource, etcd3.WithCorruptObjErrorHandlingTransformer(o.transformer(config.GroupResource)), config.LeaseManagerConfig,
+		etcd3.WithCorruptObjErrorHandlingDecoder(etcd3.NewDefaultDecoder(config.Codec, versioner)), versioner)
 	if err != nil {
 		return nil, nil, err
 	}
-	direct := newResource(raw, o.Store, config.GroupResource, o.Vital[config.GroupResource])
+	deleting := etcd3.NewStoreWithUnsafeCorruptObjectDeletion(raw, config.GroupResource)
+	direct := newResource(deleting, o.Store, config.GroupResource, o.Vital[config.GroupResource])
 	var below storage.Interface = direct
 	if claims, ok := o.Claimers[config.GroupResource]; ok {
 		below = &claiming{Interface: below, claims: claims, versioner: versioner, seal: o.seal}
@@ -160,7 +164,7 @@ func (o *RESTOptions) decorate(config *storagebackend.ConfigForResource, prefix 
 		return nil, nil, err
 	}
 	delegator := cacher.NewCacheDelegator(c, below)
-	return checked{delegator, o.Store}, sync.OnceFunc(func() {
+	return checked{delegator, o.Store, below}, sync.OnceFunc(func() {
 		delegator.Stop()
 		c.Stop()
 		direct.close()

@@ -44,24 +44,43 @@ func (o *RESTOptions) register(resource schema.GroupResource) (string, error) {
 
 // transformer is that of a resource: what stands between its objects and the bytes in etcd.
 func (o *RESTOptions) transformer(resource schema.GroupResource) value.Transformer {
-	if t, ok := o.Transformers[resource]; ok {
-		return t
+	if o.Transformers == nil {
+		return identity.NewEncryptCheckTransformer()
 	}
-	return identity.NewEncryptCheckTransformer()
+	return o.Transformers.TransformerForResource(resource)
+}
+
+// ResourceAt is the resource whose transformer a key's value goes through: that of the object, or the one that a claim is
+// kept with. What Portal keeps for itself (servers, authorities) has none.
+func (o *RESTOptions) ResourceAt(key string) (schema.GroupResource, bool) {
+	rest, ok := strings.CutPrefix(key, Prefix+"/")
+	if !ok {
+		return schema.GroupResource{}, false
+	}
+	for path, resource := range o.ClaimPaths {
+		if strings.HasPrefix("/"+rest, path) {
+			return resource, true
+		}
+	}
+	first, rest, _ := strings.Cut(rest, "/")
+	second, _, _ := strings.Cut(rest, "/")
+	if resource, ok := o.Places[first+"/"+second]; ok {
+		return resource, true
+	}
+	if resource, ok := o.Places[first]; ok {
+		return resource, true
+	}
+	// A group that is not one of Places has its own name in front, which has a dot.
+	if strings.Contains(first, ".") && second != "" {
+		return schema.GroupResource{Group: first, Resource: second}, true
+	}
+	return schema.GroupResource{}, false
 }
 
 // transformerAt is the transformer of what is kept at a key.
 func (o *RESTOptions) transformerAt(key string) value.Transformer {
-	rest, _ := strings.CutPrefix(key, Prefix+"/")
-	for resource := range o.Transformers {
-		if strings.HasPrefix(rest, o.path(resource)+"/") {
-			return o.transformer(resource)
-		}
-	}
-	for path, resource := range o.ClaimPaths {
-		if strings.HasPrefix("/"+rest, path) {
-			return o.transformer(resource)
-		}
+	if resource, ok := o.ResourceAt(key); ok {
+		return o.transformer(resource)
 	}
 	return identity.NewEncryptCheckTransformer()
 }
@@ -75,7 +94,7 @@ func (o *RESTOptions) seal(ctx context.Context, key string, plain []byte) ([]byt
 // KV reads and writes plain values, whatever the transformers make of them in etcd. It is for what reads etcd beside the
 // API: Get, and Put in transactions.
 func (o *RESTOptions) KV() clientv3.KV {
-	if len(o.Transformers) == 0 {
+	if o.Transformers == nil {
 		return o.Store.client.KV
 	}
 	return plainKV{o.Store.client.KV, o}
@@ -92,20 +111,26 @@ func (p plainKV) Get(ctx context.Context, key string, opts ...clientv3.OpOption)
 		return nil, err
 	}
 	for _, kv := range resp.Kvs {
-		p.open(ctx, kv)
+		if err := p.open(ctx, kv); err != nil {
+			return nil, err
+		}
 	}
 	return resp, nil
 }
 
-// open makes a stored value plain. One that can't be made plain stays as it is, for the reader to complain about.
-func (p plainKV) open(ctx context.Context, kv *mvccpb.KeyValue) {
+// open makes a stored value plain. One that is damaged stays as it is, for the reader to complain about; one whose key
+// management service does not answer is an error, because it may be sound.
+func (p plainKV) open(ctx context.Context, kv *mvccpb.KeyValue) error {
 	if len(kv.Value) == 0 {
-		return // only keys were asked for
+		return nil // only keys were asked for
 	}
 	plain, _, err := p.options.transformerAt(string(kv.Key)).TransformFromStorage(ctx, kv.Value, value.DefaultContext(kv.Key))
 	if err == nil {
 		kv.Value = plain
+	} else if headerOf(kv.Value).Provider == ProviderKMS {
+		return fmt.Errorf("decrypt %s: %w", kv.Key, err)
 	}
+	return nil
 }
 
 func (p plainKV) Txn(ctx context.Context) clientv3.Txn {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/registry/generic/registry"
+	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
 	aestransformer "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
@@ -51,7 +52,7 @@ func options(t *testing.T, s *Store) *RESTOptions {
 	codec := serializer.NewCodecFactory(scheme).LegacyCodec(corev1.SchemeGroupVersion)
 	return &RESTOptions{
 		Store: s, Codec: func(schema.GroupResource) runtime.Codec { return codec },
-		Claimers: map[schema.GroupResource]Claimer{configMaps: dataClaims},
+		Claimers: map[schema.GroupResource]Claimer{configMaps: dataClaims}, Places: map[string]schema.GroupResource{"configmaps": configMaps},
 	}
 }
 
@@ -80,7 +81,7 @@ func storageOf(t *testing.T, o *RESTOptions, resource schema.GroupResource) stor
 func TestNothingPlainInEtcd(t *testing.T) {
 	f := open(t)
 	o := options(t, f.Store)
-	o.Transformers = map[schema.GroupResource]value.Transformer{configMaps: aesgcm(t), theirs: box()}
+	o.Transformers = encryptionconfig.StaticTransformers{configMaps: aesgcm(t), theirs: box()}
 	o.ClaimPaths = map[string]schema.GroupResource{"/claims/": configMaps}
 	s := storageOf(t, o, configMaps)
 	cm := object("treasure", "1", "2")
