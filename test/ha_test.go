@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -120,19 +119,7 @@ func startPair(t *testing.T, cluster []*harness.Etcd) []*member {
 	t.Helper()
 	pair := []*member{{dir: t.TempDir(), port: harness.FreePort()}, {dir: t.TempDir(), port: harness.FreePort()}}
 	pair[0].start(t, cluster)
-	pki := filepath.Join("data", "pki")
-	for _, name := range []string{"ca.crt", "ca.key"} {
-		data, err := os.ReadFile(filepath.Join(pair[0].dir, pki, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(filepath.Join(pair[1].dir, pki), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(pair[1].dir, pki, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	copyPKI(t, filepath.Join(pair[0].dir, "data"), filepath.Join(pair[1].dir, "data"))
 	pair[1].start(t, cluster)
 	for _, m := range pair {
 		t.Cleanup(func() { m.api.Kill() })

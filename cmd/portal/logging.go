@@ -66,13 +66,20 @@ func (l *logOptions) setup(ctx context.Context, out io.Writer, level slog.Level)
 	return log, nil
 }
 
-// stopAware drops errors of requests that were cancelled because the process stops.
+// unhelpful are errors of libraries that name neither the object nor the key. Whoever hit them gets an error that does.
+var unhelpful = map[string]bool{"failed to decrypt data": true, "failed to encrypt data": true}
+
+// stopAware drops errors of requests that were cancelled because the process stops, and, unless details were asked for,
+// unhelpful ones.
 type stopAware struct {
 	slog.Handler
 	stop context.Context
 }
 
 func (h stopAware) Handle(ctx context.Context, r slog.Record) error {
+	if unhelpful[r.Message] && !h.Enabled(ctx, slog.Level(-1)) {
+		return nil
+	}
 	if r.Level >= slog.LevelError && h.stop.Err() != nil {
 		canceled := false
 		r.Attrs(func(a slog.Attr) bool {

@@ -54,6 +54,8 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 	f.StringVar(&o.Store.KeyFile, "etcd-keyfile", o.Store.KeyFile, "its key")
 	f.Int64Var(&o.Store.QuotaBytes, "etcd-quota-bytes", o.Store.QuotaBytes, "most that the embedded etcd may keep")
 	f.DurationVar(&o.Store.CompactionInterval, "etcd-compaction-interval", o.Store.CompactionInterval, "how often old revisions are dropped")
+	addEncryptionFlags(f, &o.Encryption)
+	addAuditFlags(f, o.Audit)
 	f.StringVar(&o.TokenFile, "token-auth-file", o.TokenFile, `CSV file of static tokens: token,user,uid,"group1,group2"`)
 	f.StringSliceVar(&o.AuthorizationModes, "authorization-mode", o.AuthorizationModes,
 		"what decides whether a request is allowed, in this order: Node (what nodes need), RBAC (roles), AlwaysAllow")

@@ -24,6 +24,7 @@ type storageOptions struct {
 	kubeconfig string
 	dataDir    string
 	etcd       store.Options
+	encryption string
 	output     string
 }
 
@@ -31,14 +32,14 @@ func newStorageCommand() *cobra.Command {
 	o := storageOptions{etcd: store.DefaultOptions()}
 	cmd := &cobra.Command{
 		Use:   "storage",
-		Short: "Look after etcd: its status, defragmentation, snapshots and restoring them",
+		Short: "Look after etcd: its status, defragmentation, encryption, snapshots and restoring them",
 		Long: `Look after the storage of a server. Without --kubeconfig or --etcd-servers it is that of this machine's server: through the
 server if it runs, otherwise from its data directory.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return cmd.Help()
 			}
-			return usageError{fmt.Errorf("storage has no command %q: it has status, defrag, snapshot and restore", args[0])}
+			return usageError{fmt.Errorf("storage has no command %q: it has status, defrag, reencrypt, snapshot and restore", args[0])}
 		},
 	}
 	f := cmd.PersistentFlags()
@@ -49,10 +50,13 @@ server if it runs, otherwise from its data directory.`,
 	f.StringVar(&o.etcd.CertFile, "etcd-certfile", "", "certificate to show to the etcd cluster")
 	f.StringVar(&o.etcd.KeyFile, "etcd-keyfile", "", "its key")
 	f.Int64Var(&o.etcd.QuotaBytes, "etcd-quota-bytes", o.etcd.QuotaBytes, "quota of a storage whose server does not run, as given to the server")
+	f.StringVar(&o.encryption, "encryption-provider-config", "",
+		"the server's file of encryption keys, for a storage whose server does not run, or with --etcd-servers")
 	f.StringVarP(&o.output, "output", "o", "", "json for programs")
 	cmd.AddCommand(
-		o.command("status", "How large it is, its quota, and whether it accepts writes (exit status 1 if not)", noArgs, o.status),
+		o.command("status", "How large it is, its quota, what is encrypted with which key, and whether it accepts writes (exit status 1 if not)", noArgs, o.status),
 		o.command("defrag", "Drop old revisions, give free space back, and end etcd's NOSPACE alarm if there is room", noArgs, o.defrag),
+		o.reencryptCommand(),
 		o.command("snapshot FILE", "Write a checked copy of everything stored to FILE, readable by its owner only", oneFile, o.snapshot),
 		o.restoreCommand(),
 	)
@@ -87,6 +91,8 @@ func (o *storageOptions) validate() error {
 	switch {
 	case given > 1:
 		return errors.New("--kubeconfig, --data-dir and --etcd-servers: give one of them")
+	case o.kubeconfig != "" && o.encryption != "":
+		return errors.New("--encryption-provider-config: is the server's own when it is asked by --kubeconfig")
 	case o.output != "" && o.output != "json":
 		return fmt.Errorf("--output %q: must be json, or left out", o.output)
 	case (o.etcd.CertFile == "") != (o.etcd.KeyFile == ""):
@@ -122,6 +128,7 @@ func etcdDir(dataDir string) string { return filepath.Join(dataDir, "etcd") }
 type keeper interface {
 	Status(ctx context.Context) (store.Status, error)
 	Defragment(ctx context.Context) (store.Status, error)
+	Reencrypt(ctx context.Context, tell func(store.Reencryption)) (store.Reencryption, error)
 	Snapshot(ctx context.Context, to io.Writer) error
 	Close()
 }
@@ -132,7 +139,7 @@ func (o *storageOptions) open(ctx context.Context) (keeper, error) {
 		return askServer(o.kubeconfig)
 	}
 	if len(o.etcd.Servers) > 0 {
-		return store.Attach(ctx, o.etcd)
+		return apiserver.OpenStorage(ctx, o.etcd, o.encryption)
 	}
 	dir := o.localDataDir()
 	kubeconfig := filepath.Join(dir, "admin.kubeconfig")
@@ -144,7 +151,7 @@ func (o *storageOptions) open(ctx context.Context) (keeper, error) {
 	}
 	opts := o.etcd
 	opts.Dir = etcdDir(dir)
-	attached, err := store.Attach(ctx, opts)
+	attached, err := apiserver.OpenStorage(ctx, opts, o.encryption)
 	if errors.Is(err, store.ErrInUse) {
 		return askServer(kubeconfig)
 	}
@@ -225,7 +232,10 @@ func printStorage(out io.Writer, status store.Status) error {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%v\t%s\n", m.Endpoint, m.Version, size(m.SizeBytes), size(m.InUseBytes), quota,
 			m.Leader, orDash(strings.Join(m.Alarms, ",")))
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	return printEncryption(out, status.Encryption)
 }
 
 // restored is what `portal storage restore -o json` prints.

@@ -74,12 +74,12 @@ func (o *storageOptions) restore(ctx context.Context, out io.Writer, file string
 func (o *storageOptions) auditRestored(ctx context.Context, dir, nodePorts string) (audit.Report, error) {
 	opts := o.etcd
 	opts.Dir = dir
-	attached, err := store.Attach(ctx, opts)
+	attached, err := apiserver.OpenStorage(ctx, opts, o.encryption)
 	if err != nil {
 		return audit.Report{}, err
 	}
 	defer attached.Close()
-	return apiserver.AuditStorage(ctx, attached, nodePorts)
+	return attached.Audit(ctx, nodePorts)
 }
 
 func printRestored(out io.Writer, r restored) error {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
@@ -65,6 +66,27 @@ func (s serverStorage) Snapshot(ctx context.Context, to io.Writer) error {
 		return fmt.Errorf("read the snapshot from %s: %w", s.host, err)
 	}
 	return nil
+}
+
+// Reencrypt has the server rewrite, and passes on what it tells.
+func (s serverStorage) Reencrypt(ctx context.Context, tell func(store.Reencryption)) (now store.Reencryption, err error) {
+	from, err := s.client.Post().AbsPath(apiserver.StoragePath + "/reencrypt").Stream(ctx)
+	if err != nil {
+		return now, s.explain(err)
+	}
+	defer from.Close()
+	for lines := json.NewDecoder(from); ; {
+		now = store.Reencryption{}
+		switch err := lines.Decode(&now); {
+		case err != nil:
+			return now, fmt.Errorf("%s stopped telling of its progress: %w", s.host, err)
+		case now.Error != "":
+			return now, errors.New(now.Error)
+		case now.Done:
+			return now, nil
+		}
+		tell(now)
+	}
 }
 
 func (s serverStorage) explain(err error) error {

@@ -23,6 +23,7 @@ func TestLayout(t *testing.T) {
 		}
 		return codecs(r)
 	}}
+	view := storageView(nil, nil)
 	for resource, want := range map[schema.GroupResource]string{
 		{Resource: "namespaces"}:                                               "/namespaces",
 		{Resource: "nodes"}:                                                    "/nodes",
@@ -46,6 +47,27 @@ func TestLayout(t *testing.T) {
 		got, err := options.GetRESTOptions(resource, nil)
 		if err != nil || got.ResourcePrefix != want {
 			t.Errorf("%s is kept at %s, want %s (%v)", resource, got.ResourcePrefix, want, err)
+		}
+		// What is found there is encrypted as that resource.
+		if found, ok := view.ResourceAt(store.Prefix + want + "/default/a"); !ok || found != resource {
+			t.Errorf("what is at %s is taken for %s", want, found)
+		}
+	}
+}
+
+// Claims on ports are encrypted with the Services; what Portal keeps for itself is not encrypted.
+func TestLayoutOfWhatIsNoObject(t *testing.T) {
+	view := storageView(nil, nil)
+	for key, want := range map[string]schema.GroupResource{
+		"/registry/nodeports/30000":        {Resource: "services"},
+		"/registry/ipaddresses/10.96.0.10": {Group: "networking.k8s.io", Resource: "ipaddresses"},
+		memberPrefix + "10.0.0.1:6443":     {},
+		authorityRoot + "/a":               {},
+		"/registry/portal/encryption/x/y":  {},
+		"compact_rev_key":                  {},
+	} {
+		if got, ok := view.ResourceAt(key); got != want || ok != (want != schema.GroupResource{}) {
+			t.Errorf("%s is encrypted as %s, want %s", key, got, want)
 		}
 	}
 }

@@ -60,7 +60,9 @@ type Options struct {
 	// OnConnections is told how many clients are connected when that changes. It must return at once.
 	OnConnections func(open int)
 
-	Store store.Options
+	Store      store.Options
+	Encryption EncryptionOptions
+	Audit      AuditOptions
 }
 
 // TokenOptions are how the tokens of ServiceAccounts are issued and judged.
@@ -94,6 +96,7 @@ func DefaultOptions() Options {
 		RequestTimeout:      time.Minute,
 		MaxBodyBytes:        3 << 20,
 		Store:               store.DefaultOptions(),
+		Audit:               DefaultAuditOptions(),
 	}
 }
 
@@ -111,7 +114,7 @@ type completed struct {
 func (o Options) complete() (*completed, error) {
 	c := &completed{Options: o}
 	return c, errors.Join(c.completeListen(), c.completeRanges(), c.completeStore(), c.completeLimits(), c.completeAccess(),
-		c.completeTokens(), c.completeAdmission())
+		c.completeTokens(), c.completeAdmission(), c.Encryption.validate(), c.Audit.validate())
 }
 
 // Validate says what is wrong with the options, naming the flags.

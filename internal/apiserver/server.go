@@ -91,6 +91,8 @@ type Server struct {
 	kinds   *restmapper.DeferredDiscoveryRESTMapper
 	schemas schemas
 
+	encryption *encryption
+
 	// ranges are the cluster's own, once they have been read.
 	ranges      atomic.Pointer[[]netip.Prefix]
 	loop        *ensure.Loop
@@ -128,6 +130,9 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 	if s.store, err = store.Open(ctx, c.Store); err != nil {
 		return nil, err
 	}
+	if s.encryption, err = openEncryption(ctx, s.store, c.Encryption); err != nil {
+		return nil, err
+	}
 	if err := s.openCertificates(ctx); err != nil {
 		return nil, err
 	}
@@ -144,6 +149,9 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 func (s *Server) Close() {
 	if s.generic != nil {
 		s.generic.Destroy()
+	}
+	if s.encryption != nil {
+		s.encryption.close()
 	}
 	if s.store != nil {
 		s.store.Close()
@@ -176,9 +184,9 @@ func (s *Server) build() error {
 		Store: s.store, Counts: config.StorageObjectCountTracker,
 		Codec: withDefinitions(codec),
 		// As in Kubernetes; data that older versions wrote is there.
-		Unqualified: unqualifiedGroups(), Paths: storagePaths,
-		ClaimPaths: map[string]schema.GroupResource{service.PortPrefix: corev1.Resource("services")},
-		Claimers:   map[schema.GroupResource]store.Claimer{corev1.Resource("services"): service.Claimer(s.networking)},
+		Unqualified: unqualifiedGroups(), Paths: storagePaths, Places: storagePlaces(),
+		ClaimPaths: claimPaths(), Transformers: s.encryption.transformers,
+		Claimers: map[schema.GroupResource]store.Claimer{corev1.Resource("services"): service.Claimer(s.networking)},
 		OnRead: map[schema.GroupResource]func(runtime.Object){
 			corev1.Resource("services"): func(obj runtime.Object) {
 				if svc, ok := obj.(*corev1.Service); ok {
@@ -205,8 +213,8 @@ func (s *Server) build() error {
 	}
 	s.Handle(CertificatesPath, s.certs)
 	s.serveDiscovery()
-	for _, path := range []string{StoragePath, StoragePath + "/defrag", StoragePath + "/snapshot"} {
-		s.Handle(path, storageHandler(s.store))
+	for _, path := range []string{StoragePath, StoragePath + "/defrag", StoragePath + "/reencrypt", StoragePath + "/snapshot"} {
+		s.Handle(path, storageHandler(s.store, s.encryption))
 	}
 	if err := s.install(scheme, codecs, getter, resources); err != nil {
 		return err
@@ -287,6 +295,10 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	config.AddHealthChecks(etcd)
 	// Only readiness: a restart does not make room.
 	config.AddReadyzChecks(healthz.NamedCheck(storageCheck, func(*http.Request) error { return s.store.Writable() }))
+	s.encryption.addChecks(config)
+	if err := s.opts.Audit.applyTo(config); err != nil {
+		return nil, err
+	}
 	config.BuildHandlerChainFunc = func(api http.Handler, c *genericserver.Config) http.Handler {
 		api = withMemberLimit(sayWhy(ownMistakes(api, codecs), s.store), codecs, s.opts.MaxBodyBytes)
 		if s.turns != nil {
@@ -416,6 +428,7 @@ func (s *Server) Handle(path string, handler http.Handler) {
 // Run serves until ctx ends, drains, and closes the store.
 func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 	defer s.store.Close()
+	defer s.encryption.close()
 	revision, err := s.tracker.load(ctx)
 	if err != nil {
 		s.generic.Destroy()
@@ -430,6 +443,7 @@ func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 	follow.Go(func() { s.certs.run(background) })
 	follow.Go(func() { s.closeOwnConnections(background) })
 	follow.Go(func() { s.tokenKeys.run(background) })
+	follow.Go(func() { s.encryption.run(background) })
 	s.generic.AddPostStartHookOrDie("portal-bootstrap", func(hook genericserver.PostStartHookContext) error {
 		return s.bootstrap(hook)
 	})

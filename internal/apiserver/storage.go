@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -13,13 +14,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/klog/v2"
 
 	"portal/internal/audit"
 	"portal/internal/store"
 )
 
-// StoragePath is where the server answers `portal storage`: GET for the status, POST to defrag, GET of snapshot.
+// StoragePath is where the server answers `portal storage`: GET for the status, POST to defrag and reencrypt, GET of snapshot.
 const StoragePath = "/portal/v1/storage"
 
 // storageCheck is the part of /readyz that fails while etcd refuses writes.
@@ -55,11 +58,27 @@ func (w *reasonWriter) Write(data []byte) (int, error) {
 }
 
 // storageHandler answers `portal storage` of a running server.
-func storageHandler(s *store.Store) http.Handler {
+func storageHandler(s *store.Store, e *encryption) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+StoragePath, func(w http.ResponseWriter, r *http.Request) {
 		status, err := s.Status(r.Context())
+		if err == nil {
+			status.Encryption, err = e.status(r.Context())
+		}
 		answerStorage(w, status, err)
+	})
+	mux.HandleFunc("POST "+StoragePath+"/reencrypt", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		lines, flush := json.NewEncoder(w), http.NewResponseController(w).Flush
+		tell := func(now store.Reencryption) {
+			_ = lines.Encode(now) // a client that has gone ends the context
+			_ = flush()
+		}
+		end, err := e.reencrypt(r.Context(), tell)
+		if err != nil {
+			end.Error = err.Error()
+		}
+		tell(end)
 	})
 	mux.HandleFunc("POST "+StoragePath+"/defrag", func(w http.ResponseWriter, r *http.Request) {
 		status, err := s.Defragment(r.Context())
@@ -87,15 +106,94 @@ func answerStorage(w http.ResponseWriter, status store.Status, err error) {
 	_ = json.NewEncoder(w).Encode(status)
 }
 
-// AuditStorage checks the claims in a storage that no server uses, and repairs what is safe.
-func AuditStorage(ctx context.Context, s *store.Store, nodePorts string) (audit.Report, error) {
+// OpenedStorage is a storage that was opened beside a server, with its encryption configuration if there is one.
+type OpenedStorage struct {
+	*store.Store
+	opts   EncryptionOptions
+	config *encryptionConfig
+	view   *store.RESTOptions
+	stop   context.CancelFunc
+}
+
+// OpenStorage opens a storage without a server. encryptionFile is the server's --encryption-provider-config, or "".
+func OpenStorage(ctx context.Context, opts store.Options, encryptionFile string) (_ *OpenedStorage, err error) {
+	o := &OpenedStorage{opts: EncryptionOptions{ConfigFile: encryptionFile}}
+	ctx, o.stop = context.WithCancel(ctx)
+	defer func() {
+		if err != nil {
+			o.stop()
+		}
+	}()
+	var transformers value.ResourceTransformers
+	if encryptionFile != "" {
+		if o.config, err = readEncryptionConfig(o.opts); err != nil {
+			return nil, err
+		}
+		loaded, err := encryptionconfig.LoadEncryptionConfig(ctx, encryptionFile, false, serverID())
+		if err != nil {
+			return nil, fmt.Errorf("%s %s: %w", encryptionFlag, encryptionFile, err)
+		}
+		transformers = encryptionconfig.StaticTransformers(loaded.Transformers)
+	}
+	if o.Store, err = store.Attach(ctx, opts); err != nil {
+		return nil, err
+	}
+	o.view = storageView(o.Store, transformers)
+	return o, nil
+}
+
+// Close closes it.
+func (o *OpenedStorage) Close() {
+	o.stop()
+	o.Store.Close()
+}
+
+// Status describes the storage, and what is encrypted with which key.
+func (o *OpenedStorage) Status(ctx context.Context) (store.Status, error) {
+	status, err := o.Store.Status(ctx)
+	if err != nil {
+		return status, err
+	}
+	status.Encryption, err = surveyed(ctx, o.view, &store.Encryption{Config: o.opts.ConfigFile})
+	return status, err
+}
+
+// Reencrypt rewrites everything that is encrypted in another way than new values.
+func (o *OpenedStorage) Reencrypt(ctx context.Context, tell func(store.Reencryption)) (store.Reencryption, error) {
+	if o.view.Transformers == nil {
+		return store.Reencryption{}, fmt.Errorf("%s: must name the file to encrypt with", encryptionFlag)
+	}
+	if err := o.readable(ctx); err != nil {
+		return store.Reencryption{}, err
+	}
+	if err := o.view.RegisterKeys(ctx, o.config.entries); err != nil {
+		return store.Reencryption{}, err
+	}
+	return o.view.Reencrypt(ctx, o.config.entries, tell)
+}
+
+// readable makes sure that the configuration can decrypt what is stored, before anything is judged or changed.
+func (o *OpenedStorage) readable(ctx context.Context) error {
+	usage, err := o.view.Survey(ctx, false)
+	if err != nil {
+		return err
+	}
+	lost := slices.DeleteFunc(usage, func(u store.Usage) bool { return !u.Lost() })
+	return explainLost(o.opts, o.config, lost)
+}
+
+// Audit checks the claims, and repairs what is safe.
+func (o *OpenedStorage) Audit(ctx context.Context, nodePorts string) (audit.Report, error) {
 	ports, err := utilnet.ParsePortRange(nodePorts)
 	if err != nil {
 		return audit.Report{}, fmt.Errorf("--service-node-port-range %q: %w", nodePorts, err)
 	}
+	if err := o.readable(ctx); err != nil {
+		return audit.Report{}, err
+	}
 	scheme := newScheme()
 	codec := storageCodecs(scheme, serializer.NewCodecFactory(scheme))
 	return audit.New(audit.Options{
-		KV: s.Client().KV, Core: codec(corev1.Resource("services")), Networking: codec(networkingv1.Resource("ipaddresses")), NodePorts: *ports,
+		KV: o.view.KV(), Core: codec(corev1.Resource("services")), Networking: codec(networkingv1.Resource("ipaddresses")), NodePorts: *ports,
 	}).Audit(ctx, true)
 }
