@@ -21,7 +21,7 @@ import (
 func TestFloodRefusesNobodyElse(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "tokens")
-	users := "flooder,flooder,1,\"\"\nsecond,second,2,\"\"\nnode,system:node:n,3,\"system:nodes\"\nleader,system:kube-controller-manager,4,\"\"\n"
+	users := "flooder,flooder,1,\"\"\nsecond,second,2,\"\"\nnode,system:node:node,3,\"system:nodes\"\nleader,system:kube-controller-manager,4,\"\"\n"
 	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func TestFloodRefusesNobodyElse(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "flood"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
 	}
-	for _, name := range []string{"flooder", "second", "system:node:n", "system:kube-controller-manager"} {
+	for _, name := range []string{"flooder", "second", "system:node:node", "system:kube-controller-manager"} {
 		allow.Subjects = append(allow.Subjects, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "User", Name: name})
 	}
 	client := connect(t, api.Kubeconfig)

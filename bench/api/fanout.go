@@ -78,14 +78,14 @@ func (f *fanOut) open(ctx context.Context, s *subject) error {
 		return fmt.Errorf("watch: %w", err)
 	}
 	f.ended.Go(func() {
-		if err := f.follow(ctx, client, stream); err != nil && ctx.Err() == nil {
+		if err := f.follow(ctx, client, stream); ctx.Err() == nil {
 			f.broken <- err
 		}
 	})
 	return nil
 }
 
-// follow goes on from the last event where the server ends the watch, as an informer would.
+// follow returns when the watch breaks. It goes on from the last event where the server ends the watch, as an informer would.
 func (f *fanOut) follow(ctx context.Context, client *clientset.Clientset, stream io.ReadCloser) error {
 	event, version := 0, f.version
 	for {

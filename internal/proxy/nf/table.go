@@ -190,8 +190,8 @@ func (b *Batch) deleteTable(p phase, t *Table) {
 // AddSet declares a set. One that is present in another form is replaced.
 func (b *Batch) AddSet(s *Set) {
 	c := b.change(s.Table)
-	if !s.Dynamic {
-		c.sets[s.Name] = c.sets[s.Name]
+	if _, known := c.sets[s.Name]; !known && !s.Dynamic {
+		c.sets[s.Name] = digest{} // it is there, with no elements
 	}
 	if c.present != nil {
 		if have := c.present.sets[s.Name]; have != nil {
