@@ -78,7 +78,9 @@ var varying = []struct {
 	pattern *regexp.Regexp
 	with    string
 }{
-	{regexp.MustCompile(`10\.96\.\d{1,3}\.\d{2,3}\b`), "ADDRESS"},
+	{regexp.MustCompile(`\b10\.96\.0\.10\b`), "DNS"},
+	{regexp.MustCompile(`\b10\.96\.0\.1\b`), "API"},
+	{regexp.MustCompile(`\b10\.96\.\d{1,3}\.\d{1,3}\b`), "ADDRESS"},
 	{regexp.MustCompile(`\b\d+[sm]\b`), "AGE"},
 	{regexp.MustCompile(`revision \d+`), "revision N"},
 	{regexp.MustCompile(`[ \t]+`), " "},
@@ -86,7 +88,6 @@ var varying = []struct {
 }
 
 func normal(text string) string {
-	text = strings.ReplaceAll(text, "10.96.0.10", "DNS")
 	for _, v := range varying {
 		text = v.pattern.ReplaceAllString(text, v.with)
 	}

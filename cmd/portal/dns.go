@@ -202,7 +202,12 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 	if err != nil {
 		return err
 	}
-	open()
+	// Whoever waits is told when names resolve; if that takes long, that it listens.
+	wg.Go(func() {
+		for end := time.Now().Add(5 * time.Second); !s.Ready() && time.Now().Before(end) && wait(ctx, 10*time.Millisecond); {
+		}
+		open()
+	})
 	for _, h := range status {
 		wg.Go(func() { h.run(ctx) })
 	}

@@ -80,7 +80,7 @@ func (h stopAware) Handle(ctx context.Context, r slog.Record) error {
 	if unhelpful[r.Message] && !h.Enabled(ctx, slog.Level(-1)) {
 		return nil
 	}
-	if r.Level >= slog.LevelError && h.stop.Err() != nil {
+	if h.stop.Err() != nil {
 		canceled := false
 		r.Attrs(func(a slog.Attr) bool {
 			err, _ := a.Value.Any().(error)

@@ -161,5 +161,20 @@ func dial(ctx context.Context, opts Options) (*clientv3.Client, error) {
 
 // logger logs etcd's errors with the process' logger.
 func logger() *zap.Logger {
-	return zap.L().Named("etcd").WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel))
+	return zap.L().Named("etcd").WithOptions(zap.IncreaseLevel(zapcore.ErrorLevel), zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		return harmless{core}
+	}))
+}
+
+// harmless leaves out what etcd calls an error and is none: while it starts, it may try to note the version of its format before
+// there is anything to note it in, and does so again some seconds later.
+type harmless struct{ zapcore.Core }
+
+func (h harmless) With(fields []zapcore.Field) zapcore.Core { return harmless{h.Core.With(fields)} }
+
+func (h harmless) Check(e zapcore.Entry, to *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if e.Message == "failed to update storage version" {
+		return to
+	}
+	return h.Core.Check(e, to)
 }
