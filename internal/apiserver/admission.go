@@ -53,12 +53,14 @@ func (g *guards) chain(factory informers.SharedInformerFactory, z authorizer.Unc
 		return nil, err
 	}
 	g.nodes = noderestriction.New(z)
-	chain := []admission.Interface{g.namespaces, g.nodes, certificatesigningrequest.NewGuard(z), classes, g.addresses}
+	chain := []admission.Interface{g.namespaces}
 	if opts.admission(serviceaccount.AdmissionName, opts.DefaultAccounts) {
 		accounts := serviceaccount.NewAdmission()
 		accounts.Get = read.get
 		chain = append(chain, accounts)
 	}
+	// After what Pods get by default: a node is judged by what is stored.
+	chain = append(chain, g.nodes, certificatesigningrequest.NewGuard(z), classes, g.addresses)
 	if opts.DenyExternalIPs {
 		chain = append(chain, externalIPs{admission.NewHandler(admission.Create, admission.Update)})
 	}
