@@ -508,7 +508,7 @@ func TestEncryptionOfSeveralServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := t.TempDir()
-	copyPKI(t, filepath.Dir(first.Kubeconfig), filepath.Join(second, "data"))
+	copyAuthority(t, filepath.Dir(first.Kubeconfig), filepath.Join(second, "data"))
 	endsWith(t, second, []string{"1 of secrets", `secretbox key "one"`, two}, "--etcd-servers", etcd.ClientURL, "--encryption-provider-config", two)
 	endsWith(t, second, []string{"1 of secrets", `secretbox key "one"`}, "--etcd-servers", etcd.ClientURL)
 	encryptionConfig(t, two, "secrets", "two", "one", "identity")
@@ -531,21 +531,4 @@ func TestEncryptionOfSeveralServers(t *testing.T) {
 		code, _ := admin(t, first).ask(t, "GET", "/readyz/encryption-keys", "")
 		return code == http.StatusInternalServerError
 	})
-}
-
-// copyPKI gives a server the certificate authority of another.
-func copyPKI(t *testing.T, from, to string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Join(to, "pki"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"ca.crt", "ca.key"} {
-		data, err := os.ReadFile(filepath.Join(from, "pki", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(to, "pki", name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 }

@@ -119,7 +119,7 @@ func startPair(t *testing.T, cluster []*harness.Etcd) []*member {
 	t.Helper()
 	pair := []*member{{dir: t.TempDir(), port: harness.FreePort()}, {dir: t.TempDir(), port: harness.FreePort()}}
 	pair[0].start(t, cluster)
-	copyPKI(t, filepath.Join(pair[0].dir, "data"), filepath.Join(pair[1].dir, "data"))
+	copyAuthority(t, filepath.Join(pair[0].dir, "data"), filepath.Join(pair[1].dir, "data"))
 	pair[1].start(t, cluster)
 	for _, m := range pair {
 		t.Cleanup(func() { m.api.Kill() })

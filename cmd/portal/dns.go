@@ -163,7 +163,7 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 	return o.serve(ctx, cmd, log, config, options, func() {})
 }
 
-// serve runs until the context ends. It calls open when every socket is open.
+// serve runs until the context ends. It calls open when it answers.
 func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, options server.Options, open func()) error {
 	sources := []intent.Source{intent.Services, intent.EndpointSlices, intent.Namespaces}
 	if o.noEndpoints {
@@ -202,7 +202,7 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 	if err != nil {
 		return err
 	}
-	// Whoever waits is told when names resolve; if that takes long, that it listens.
+	// open is called when names resolve, or after a while when the server only listens.
 	wg.Go(func() {
 		for end := time.Now().Add(5 * time.Second); !s.Ready() && time.Now().Before(end) && wait(ctx, 10*time.Millisecond); {
 		}

@@ -39,7 +39,7 @@ type limitedListener struct {
 	net.Listener
 	max     int
 	timeout time.Duration
-	// count is told how many connections are open when that changes; nil: nobody is.
+	// count, if set, is called with the number of open connections when it changes.
 	count func(open int)
 
 	closed    chan struct{}

@@ -23,7 +23,7 @@ func write(t *testing.T, text string) string {
 
 const encryptionHead = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\n"
 
-// A mistake in the configuration is told by flag, file, line and field, and no key is in what is told.
+// An error in the configuration names flag, file, line and field, and contains no key.
 func TestEncryptionConfigMistakes(t *testing.T) {
 	key := base64.StdEncoding.EncodeToString([]byte("0123456789abcdef0123456789abcdef"))
 	for name, c := range map[string]struct{ text, want string }{
@@ -75,7 +75,7 @@ func TestEncryptionConfigEntries(t *testing.T) {
 	}
 }
 
-// A mistake in what the audit log is asked for is told by flag, and in the policy by line and field.
+// An error in the audit flags names the flag; one in the policy, its line and field.
 func TestAuditMistakes(t *testing.T) {
 	const head = "apiVersion: audit.k8s.io/v1\nkind: Policy\n"
 	for text, want := range map[string]string{

@@ -57,7 +57,7 @@ type Options struct {
 	RequestTimeout                   time.Duration
 	MaxBodyBytes                     int64
 
-	// OnConnections is told how many clients are connected when that changes. It must return at once.
+	// OnConnections, if set, is called with the number of connected clients when it changes. It must return at once.
 	OnConnections func(open int)
 
 	Store      store.Options
