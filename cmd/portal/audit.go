@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	"portal/internal/audit"
@@ -66,9 +65,7 @@ func (o *auditOptions) run(ctx context.Context, out io.Writer) error {
 // askAudit asks the server for its audit, after repairs if they are wanted.
 func askAudit(ctx context.Context, config *rest.Config, repair bool) (audit.Report, error) {
 	var report audit.Report
-	config = rest.CopyConfig(config)
-	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
-	client, err := rest.UnversionedRESTClientFor(config)
+	client, err := serverClient(config)
 	if err != nil {
 		return report, err
 	}

@@ -13,8 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 
 	"portal/internal/apiserver"
 	"portal/internal/pki"
@@ -28,7 +26,7 @@ type certsOptions struct {
 }
 
 // renewable are the certificates that can be renewed by name.
-var renewable = []string{"ca", "server", "admin", "service-account"}
+var renewable = []string{"ca", "server", "admin", "node-client", "front-proxy-client", "service-account"}
 
 func newCertsCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -68,8 +66,8 @@ func newCertsListCommand() *cobra.Command {
 func newCertsRenewCommand() *cobra.Command {
 	var o certsOptions
 	cmd := &cobra.Command{
-		Use:   "renew [ca|server|admin|service-account]...",
-		Short: "Renew certificates of a running server at once: those named, or server and admin",
+		Use:   "renew [ca|server|admin|node-client|front-proxy-client|service-account]...",
+		Short: "Renew certificates of a running server at once: those named, or all but ca and service-account",
 		Long: "Renews certificates of a running server at once. A renewed CA signs from then on; the one before stays trusted until\n" +
 			"it expires. admin.kubeconfig is rewritten, so programs that have a copy of it need the new one before the old expires.\n" +
 			"service-account is the key of ServiceAccounts' tokens: the new one signs from then on, and tokens that the one before has\n" +
@@ -81,11 +79,11 @@ func newCertsRenewCommand() *cobra.Command {
 			}
 			for _, name := range names {
 				if !slices.Contains(renewable, name) {
-					return usageError{fmt.Errorf("certs renew %q: must be ca, server, admin or service-account", name)}
+					return usageError{fmt.Errorf("certs renew %q: must be ca, server, admin, node-client, front-proxy-client or service-account", name)}
 				}
 			}
 			if len(names) == 0 {
-				names = []string{"server", "admin"}
+				names = []string{"server", "admin", "node-client", "front-proxy-client"}
 			}
 			if o.revoke && !slices.Contains(names, "service-account") {
 				return usageError{errors.New("--revoke: is for service-account, which is not among what is renewed")}
@@ -131,8 +129,7 @@ func (o *certsOptions) ask(ctx context.Context, verb string, names []string) ([]
 	if err != nil {
 		return nil, usageError{err}
 	}
-	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
-	client, err := rest.UnversionedRESTClientFor(config)
+	client, err := serverClient(config)
 	if err != nil {
 		return nil, err
 	}

@@ -134,6 +134,7 @@ func (o *controllersOptions) run(ctx context.Context, stderr io.Writer) error {
 	if err != nil {
 		return usageError{err}
 	}
+	collectAt(garbage)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	if o.metricsAddress != "" {

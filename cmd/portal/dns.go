@@ -147,8 +147,7 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 	if err := o.join.validate(map[string]string{"kubeconfig": o.kubeconfig, "context": o.context}); err != nil {
 		return usageError{err}
 	}
-	// The heap is long-lived records, and answers allocate nothing: frequent collections cost little.
-	collectAt(20)
+	collectAt(garbage)
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	config, renew, err := o.config(ctx, log)
@@ -160,11 +159,13 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 	defer renewing.Wait()
 	defer cancel()
 	renewing.Go(func() { renew(ctx) })
-	return o.serve(ctx, cmd, log, config, options, func() {})
+	return o.serve(ctx, cmd, log, config, options, func() {}, func() {
+		collectAt(25) // from here on little changes at a time, and answers allocate nothing
+	})
 }
 
-// serve runs until the context ends. It calls open when it answers.
-func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, options server.Options, open func()) error {
+// serve runs until the context ends. It calls open when it answers, and listed when the first lists are in and their garbage is gone.
+func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, options server.Options, open, listed func()) error {
 	sources := []intent.Source{intent.Services, intent.EndpointSlices, intent.Namespaces}
 	if o.noEndpoints {
 		sources = []intent.Source{intent.Services, intent.Namespaces}
@@ -215,7 +216,10 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 	if options.AllowPrivate && (options.Forward != nil || len(options.Stubs) > 0) {
 		wg.Go(func() { learnNetworks(ctx, config, s, log) })
 	}
-	wg.Go(func() { trimMemory(ctx, s.Ready) })
+	wg.Go(func() {
+		trimMemory(ctx, s.Ready)
+		listed()
+	})
 	log.Info("serving DNS", "addresses", fmt.Sprint(s.Addrs()), "zones", strings.Join(options.Zone.Zones, " "), "forwarding", o.forwardingText(), "recursion", strings.Join(o.allowRecursion, " "))
 	return s.Run(ctx)
 }

@@ -95,13 +95,17 @@ func (o *joinOptions) options(machine string, log *slog.Logger) (join.Options, e
 
 // join returns how the API is reached, and what keeps the certificate renewed until its context ends.
 func (o *joinOptions) join(ctx context.Context, machine string, log *slog.Logger) (*rest.Config, func(context.Context), error) {
-	options, err := o.options(machine, log)
-	if err != nil {
-		return nil, nil, usageError{err}
-	}
-	credentials, err := join.Join(ctx, options)
+	credentials, err := o.credentials(ctx, machine, log)
 	if err != nil {
 		return nil, nil, err
 	}
 	return credentials.Config(), credentials.Run, nil
+}
+
+func (o *joinOptions) credentials(ctx context.Context, machine string, log *slog.Logger) (*join.Credentials, error) {
+	options, err := o.options(machine, log)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return join.Join(ctx, options)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -44,6 +45,13 @@ func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
 		return nil, fmt.Errorf("--kubeconfig %s: %w", cmp.Or(rules.ExplicitPath, "(default)"), err)
 	}
 	return config, nil
+}
+
+// serverClient is a client of a Portal server's own paths, beside the Kubernetes API.
+func serverClient(config *rest.Config) (*rest.RESTClient, error) {
+	config = rest.CopyConfig(config)
+	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
+	return rest.UnversionedRESTClientFor(config)
 }
 
 // apiConfigAt is apiConfig with another URL of the server, if one is given (--master). Without a file it then has no

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
@@ -81,10 +82,10 @@ func (h stopAware) Handle(ctx context.Context, r slog.Record) error {
 		return nil
 	}
 	if h.stop.Err() != nil {
-		canceled := false
+		canceled := r.Level >= slog.LevelError && (abandoned[r.Message] || endsCanceled(r.Message))
 		r.Attrs(func(a slog.Attr) bool {
 			err, _ := a.Value.Any().(error)
-			canceled = canceled || errors.Is(err, context.Canceled)
+			canceled = canceled || err != nil && (errors.Is(err, context.Canceled) || endsCanceled(err.Error()))
 			return !canceled
 		})
 		if canceled {
@@ -93,6 +94,12 @@ func (h stopAware) Handle(ctx context.Context, r slog.Record) error {
 	}
 	return h.Handler.Handle(ctx, r)
 }
+
+// abandoned are what the API server logs about requests whose client has left: of its own process, when that stops.
+var abandoned = map[string]bool{"Timeout or abort while handling": true, "Post-timeout activity": true}
+
+// endsCanceled says whether a text ends with a cancelled request's error: some libraries write it into theirs.
+func endsCanceled(text string) bool { return strings.HasSuffix(text, ": "+context.Canceled.Error()) }
 
 func (h stopAware) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return stopAware{h.Handler.WithAttrs(attrs), h.stop}

@@ -98,6 +98,9 @@ func TestStoppedIsNoError(t *testing.T) {
 	out.Reset()
 	end()
 	klog.ErrorS(canceled, "Error retrieving lease lock")
+	klog.Errorf("could not sync: %v", canceled)
+	klog.ErrorS(fmt.Errorf("not a Status: %v", canceled), "Unhandled Error")
+	klog.ErrorS(nil, "Timeout or abort while handling", "URI", "/api")
 	utilruntime.HandleError(errors.New("http: Handler timeout"))
 	if out.Len() > 0 {
 		t.Errorf("logged while the process stops: %s", out)

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/rest"
 
@@ -36,29 +37,29 @@ import (
 
 // proxyOptions are the flags of portal proxy, as they were given or a configuration file has them.
 type proxyOptions struct {
-	config, kubeconfig, master      string
-	hostname, bindAddress           string
-	mode                            string
-	clusterCIDR                     string
-	detectLocal                     string
-	bridge, interfacePrefix         string
-	nodePortAddresses               []string
-	masqueradeAll                   bool
-	masqueradeBit                   int
-	localhostNodePorts              bool
-	proxyName                       string
-	minSync, iptMinSync, nftMinSync time.Duration
-	ipvsMinSync                     time.Duration
-	ipvs                            ipvs.Options
-	userspace                       userspace.Options
-	metrics, healthz                string
-	profiling                       bool
-	cleanup, cleanupForeign         bool
-	configureSysctls                bool
-	sysctls                         hostnet.Configured
-	conntrack                       conntrack.Limits
-	join                            joinOptions
-	logs                            logOptions
+	config, kubeconfig, master string
+	hostname, bindAddress      string
+	mode                       string
+	clusterCIDR                string
+	detectLocal                string
+	bridge, interfacePrefix    string
+	nodePortAddresses          []string
+	masqueradeAll              bool
+	masqueradeBit              int
+	localhostNodePorts         bool
+	proxyName                  string
+	minSync                    time.Duration
+	modeMinSync                map[string]*time.Duration // by mode
+	ipvs                       ipvs.Options
+	userspace                  userspace.Options
+	metrics, healthz           string
+	profiling                  bool
+	cleanup, cleanupForeign    bool
+	configureSysctls           bool
+	sysctls                    hostnet.Configured
+	conntrack                  conntrack.Limits
+	join                       joinOptions
+	logs                       logOptions
 }
 
 func newProxyCommand() *cobra.Command {
@@ -95,13 +96,14 @@ func (o *proxyOptions) flags(cmd *cobra.Command) {
 	f.StringVar(&o.interfacePrefix, "pod-interface-name-prefix", "", "how the names of Pods' interfaces begin, for InterfaceNamePrefix")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "where node ports are served: prefixes, primary, localhost, all; default: primary in mode nftables, else all")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "rewrite the source of all that goes to cluster IPs")
-	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", markBit, "the bit of packets' marks that says that the source is to be rewritten; only the mode nftables knows others")
+	f.IntVar(&o.masqueradeBit, "iptables-masquerade-bit", markBit, "the bit of packets' marks that says that the source is to be rewritten")
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "serve node ports on 127.0.0.1, in mode iptables")
 	f.StringVar(&o.proxyName, "service-proxy-name", "", "look after Services with this value of the label service.kubernetes.io/service-proxy-name, instead of those without it")
 	f.DurationVar(&o.minSync, "min-sync-period", 0, "the least time between two changes of the kernel's tables; 0: at once")
-	f.DurationVar(&o.iptMinSync, "iptables-min-sync-period", 0, "the same, in mode iptables")
-	f.DurationVar(&o.nftMinSync, "nftables-min-sync-period", 0, "the same, in mode nftables")
-	f.DurationVar(&o.ipvsMinSync, "ipvs-min-sync-period", 0, "the same, in mode ipvs")
+	o.modeMinSync = map[string]*time.Duration{}
+	for _, mode := range proxyModeNames() {
+		o.modeMinSync[mode] = f.Duration(minSyncFlag(mode), 0, "the same, in mode "+mode)
+	}
 	f.StringVar(&o.ipvs.Scheduler, "ipvs-scheduler", "rr", "how IPVS chooses among endpoints: rr, wrr, lc, wlc, sh, dh, mh, sed, nq, lblc, lblcr")
 	f.BoolVar(&o.ipvs.StrictARP, "ipvs-strict-arp", false, "answer ARP requests for addresses of the interface they come in by only")
 	f.DurationVar(&o.ipvs.TCPTimeout, "ipvs-tcp-timeout", 0, "after how long IPVS forgets an idle TCP connection; 0: as it is")
@@ -114,13 +116,7 @@ func (o *proxyOptions) flags(cmd *cobra.Command) {
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove everything that any mode left in the kernel, and exit")
 	f.BoolVar(&o.cleanupForeign, "cleanup-foreign", false, "remove everything that kube-proxy left in the kernel, in any of its modes, and exit")
 	f.BoolVar(&o.configureSysctls, "configure-sysctls", false, "turn on forwarding and make a strict rp_filter loose where packets to Services are lost otherwise; they stay so when the proxy ends")
-	f.IntVar(&o.conntrack.MaxPerCore, "conntrack-max-per-core", 0, "flows the kernel may track, for each processor; 0: as it is")
-	f.IntVar(&o.conntrack.Min, "conntrack-min", 0, "flows the kernel may track at least, if conntrack-max-per-core is given")
-	f.DurationVar(&o.conntrack.TCPEstablished, "conntrack-tcp-timeout-established", 0, "how long an idle TCP connection is tracked; 0: as it is")
-	f.DurationVar(&o.conntrack.TCPCloseWait, "conntrack-tcp-timeout-close-wait", 0, "how long a half-closed TCP connection is tracked; 0: as it is")
-	f.BoolVar(&o.conntrack.TCPLiberal, "conntrack-tcp-be-liberal", false, "track TCP packets outside the window")
-	f.DurationVar(&o.conntrack.UDP, "conntrack-udp-timeout", 0, "how long an unanswered UDP flow is tracked; 0: as it is")
-	f.DurationVar(&o.conntrack.UDPStream, "conntrack-udp-timeout-stream", 0, "how long an answered UDP flow is tracked; 0: as it is")
+	conntrackFlags(f, &o.conntrack)
 	o.logs.addFlags(f)
 	for name, def := range ignoredProxyFlags {
 		f.String(name, def, "accepted for kube-proxy's sake; has no effect")
@@ -140,6 +136,17 @@ var ignoredProxyFlags = map[string]string{
 
 // fewEndpoints is how many a Service may have to be kept packed: thousands of Services have few, and few have thousands.
 const fewEndpoints = 64
+
+// conntrackFlags are about how the kernel tracks flows, for all that runs a proxy.
+func conntrackFlags(f *pflag.FlagSet, l *conntrack.Limits) {
+	f.IntVar(&l.MaxPerCore, "conntrack-max-per-core", 0, "flows the kernel may track, for each processor; 0: as it is")
+	f.IntVar(&l.Min, "conntrack-min", 0, "flows the kernel may track at least, if conntrack-max-per-core is given")
+	f.DurationVar(&l.TCPEstablished, "conntrack-tcp-timeout-established", 0, "how long an idle TCP connection is tracked; 0: as it is")
+	f.DurationVar(&l.TCPCloseWait, "conntrack-tcp-timeout-close-wait", 0, "how long a half-closed TCP connection is tracked; 0: as it is")
+	f.BoolVar(&l.TCPLiberal, "conntrack-tcp-be-liberal", false, "track TCP packets outside the window")
+	f.DurationVar(&l.UDP, "conntrack-udp-timeout", 0, "how long an unanswered UDP flow is tracked; 0: as it is")
+	f.DurationVar(&l.UDPStream, "conntrack-udp-timeout-stream", 0, "how long an answered UDP flow is tracked; 0: as it is")
+}
 
 // run turns flags into a proxy and runs it until a signal.
 func (o *proxyOptions) run(cmd *cobra.Command) error {
@@ -238,9 +245,6 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 	if err != nil {
 		return err
 	}
-	if o.masqueradeBit != markBit && o.mode != "nftables" {
-		log.Warn("only the mode nftables can mark packets with another bit", "wanted", o.masqueradeBit, "used", markBit)
-	}
 	for _, err := range o.conntrack.Apply() {
 		log.Warn("a limit of the kernel's flow tracking could not be set", "err", err)
 	}
@@ -308,33 +312,28 @@ func (o *proxyOptions) proxyConfig() (c proxy.Config, err error) {
 	if o.masqueradeBit < 0 || o.masqueradeBit > 31 {
 		check("iptables-masquerade-bit", fmt.Errorf("%d is not from 0 to 31", o.masqueradeBit))
 	}
-	for flag, d := range map[string]time.Duration{"min-sync-period": o.minSync, "iptables-min-sync-period": o.iptMinSync, "nftables-min-sync-period": o.nftMinSync, "ipvs-min-sync-period": o.ipvsMinSync} {
-		if d < 0 {
-			check(flag, fmt.Errorf("%v is less than nothing", d))
-		}
+	c.MinSync = map[string]time.Duration{}
+	for mode, d := range o.modeMinSync {
+		check(minSyncFlag(mode), notNegative(*d))
+		c.MinSync[mode] = max(o.minSync, *d)
 	}
+	check("min-sync-period", notNegative(o.minSync))
 	for flag, address := range map[string]*string{"metrics-bind-address": &o.metrics, "healthz-bind-address": &o.healthz} {
 		check(flag, completeAddress(address, map[string]string{"metrics-bind-address": "10249", "healthz-bind-address": "10256"}[flag]))
 	}
 	c.Bridge, c.InterfacePrefix, c.MasqueradeAll = o.bridge, o.interfacePrefix, o.masqueradeAll
 	c.LocalhostNodePorts, c.ProxyName, c.Families = o.localhostNodePorts, o.proxyName, kernelFamilies()
-	c.MinSync = o.period()
 	return c, err
 }
 
-// period is the least time between two syncs of the mode; of one that is yet to be chosen, the longest.
-func (o *proxyOptions) period() time.Duration {
-	switch o.mode {
-	case "nftables":
-		return max(o.minSync, o.nftMinSync)
-	case "iptables":
-		return max(o.minSync, o.iptMinSync)
-	case "ipvs":
-		return max(o.minSync, o.ipvsMinSync)
-	case "", "auto":
-		return max(o.minSync, o.nftMinSync, o.iptMinSync)
+// minSyncFlag is the name of a mode's own --min-sync-period.
+func minSyncFlag(mode string) string { return mode + "-min-sync-period" }
+
+func notNegative(d time.Duration) error {
+	if d < 0 {
+		return fmt.Errorf("%v is less than nothing", d)
 	}
-	return o.minSync
+	return nil
 }
 
 func (o *proxyOptions) detect() (proxy.DetectLocal, error) {

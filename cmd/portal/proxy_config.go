@@ -112,9 +112,11 @@ func (o *proxyOptions) readConfig(flags *pflag.FlagSet) error {
 	set.period("ipvs-tcpfin-timeout", &o.ipvs.TCPFinTimeout, c.IPVS.TCPFinTimeout.Duration)
 	set.period("ipvs-udp-timeout", &o.ipvs.UDPTimeout, c.IPVS.UDPTimeout.Duration)
 	set.flag("profiling", &o.profiling, c.EnableProfiling)
-	set.period("iptables-min-sync-period", &o.iptMinSync, c.IPTables.MinSyncPeriod.Duration)
-	set.period("nftables-min-sync-period", &o.nftMinSync, c.NFTables.MinSyncPeriod.Duration)
-	set.period("ipvs-min-sync-period", &o.ipvsMinSync, c.IPVS.MinSyncPeriod.Duration)
+	for mode, d := range map[string]metav1.Duration{
+		"iptables": c.IPTables.MinSyncPeriod, "nftables": c.NFTables.MinSyncPeriod, "ipvs": c.IPVS.MinSyncPeriod,
+	} {
+		set.period(minSyncFlag(mode), o.modeMinSync[mode], d.Duration)
+	}
 	if !flags.Changed("nodeport-addresses") {
 		o.nodePortAddresses = c.NodePortAddresses
 	}
@@ -129,7 +131,7 @@ func (o *proxyOptions) readConfig(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// masqueradeAll is told for each mode; for a mode without a part of its own, and for one that is yet to be chosen, any
+// masqueradeAll is set for each mode; for a mode without a part of its own, and for one that is yet to be chosen, any
 // part counts.
 func (c *kubeProxyConfiguration) masqueradeAll(mode string) bool {
 	switch mode {

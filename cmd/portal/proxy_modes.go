@@ -12,10 +12,13 @@ import (
 
 // proxyModes are the modes that there are.
 func proxyModes(o *proxyOptions) []backend.Mode {
+	mark := uint32(1) << o.masqueradeBit
+	overIPVS := o.ipvs
+	overIPVS.Mark = mark
 	return []backend.Mode{
-		nftables.New(nftables.Options{Mark: 1 << o.masqueradeBit}),
-		iptables.New(iptables.Options{}),
-		ipvs.New(o.ipvs),
+		nftables.New(nftables.Options{Mark: mark}),
+		iptables.New(iptables.Options{Mark: mark}),
+		ipvs.New(overIPVS),
 		userspace.New(o.userspace),
 	}
 }

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -10,6 +12,11 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"portal/internal/intent"
+	"portal/internal/intent/watch"
 	"portal/internal/proxy"
 )
 
@@ -108,13 +115,32 @@ featureGates: {Something: true}
 		return &o, c
 	}
 	o, c := parse()
-	got := fmt.Sprint(o.mode, o.kubeconfig, c.Node, c.ClusterCIDRs, c.NodePorts, o.healthz, o.metrics, c.MinSync, c.MasqueradeAll, c.LocalhostNodePorts, o.conntrack)
-	want := "iptables/kcnode-1[10.244.0.0/16 fd00:244::/64]{true false false [10.0.0.0/8]}127.0.0.1:10256127.0.0.1:102492strue false{0 5 1h0m0s 0s false 0s 0s}"
+	got := fmt.Sprint(o.mode, o.kubeconfig, c.Node, c.ClusterCIDRs, c.NodePorts, o.healthz, o.metrics, c.MinSync["iptables"], c.MinSync["nftables"], c.MasqueradeAll, c.LocalhostNodePorts, o.conntrack)
+	want := "iptables/kcnode-1[10.244.0.0/16 fd00:244::/64]{true false false [10.0.0.0/8]}127.0.0.1:10256127.0.0.1:102492s3strue false{0 5 1h0m0s 0s false 0s 0s}"
 	if strings.ReplaceAll(got, " ", "") != strings.ReplaceAll(want, " ", "") {
 		t.Errorf("\n got %s\nwant %s", got, want)
 	}
 	o, c = parse("--proxy-mode", "nftables", "--hostname-override", "other", "--nodeport-addresses", "all", "--min-sync-period", "4s")
-	if o.mode != "nftables" || c.Node != "other" || !c.NodePorts.All || c.NodePorts.Primary || c.MinSync != 4*time.Second || c.MasqueradeAll {
+	if o.mode != "nftables" || c.Node != "other" || !c.NodePorts.All || c.NodePorts.Primary || c.MinSync["nftables"] != 4*time.Second || c.MasqueradeAll {
 		t.Errorf("flags beside the file do not win: %s %+v", o.mode, c)
+	}
+}
+
+// TestForbiddenIsNotAway: an API that forbids answers, and the log says what to grant.
+func TestForbiddenIsNotAway(t *testing.T) {
+	var out bytes.Buffer
+	tell := tellAPI(slog.New(slog.NewTextHandler(&out, nil)), "https://192.0.2.1:6443")
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", errors.New("no"))
+	for range 3 {
+		tell(watch.Status{Source: intent.Nodes, Err: forbidden})
+	}
+	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "grant list and watch on nodes") || strings.Contains(got, "does not answer") {
+		t.Errorf("said %s", got)
+	}
+	out.Reset()
+	tell(watch.Status{Source: intent.Services, Err: errors.New("connection refused")})
+	tell(watch.Status{Source: intent.EndpointSlices, Err: errors.New("connection refused")})
+	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "the API does not answer") {
+		t.Errorf("said %s", got)
 	}
 }

@@ -28,7 +28,7 @@ func newServerCommand() *cobra.Command {
 			if err := opts.Validate(); err != nil {
 				return usageError{err}
 			}
-			collectAt(garbage)
+			collectAt(garbageOfServer)
 			return server.Run(cmd.Context(), opts, func(ctx context.Context, _ server.Info) error {
 				trimMemory(ctx, func() bool { return true })
 				return nil
@@ -85,6 +85,7 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 		"start although the cluster in this etcd has another certificate authority, which is lost, and register this server's")
 	f.BoolVar(&o.DenyExternalIPs, "deny-service-external-ips", o.DenyExternalIPs,
 		"refuse new spec.externalIPs in Services: whoever may set them can draw others' traffic (CVE-2020-8554)")
+	f.BoolVar(&o.AllowPrivileged, "allow-privileged", o.AllowPrivileged, "accept Pods with privileged containers: whoever may create Pods is then root on nodes")
 	f.DurationVar(&o.EventTTL, "event-ttl", o.EventTTL, "how long Events are kept")
 	f.IntVar(&o.MaxInFlight, "max-requests-inflight", o.MaxInFlight, "read requests answered at once")
 	f.IntVar(&o.MaxMutatingInFlight, "max-mutating-requests-inflight", o.MaxMutatingInFlight, "writing requests answered at once")
@@ -95,6 +96,7 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 		fmt.Sprintf("which controllers to run, of %v: * is all, none is none, -name leaves one out", server.ControllerNames()))
 	f.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", o.ClusterCIDRs,
 		"ranges of the Pods' addresses, cut up for the nodes: at most one IPv4 and one IPv6; none leaves nodes alone")
+	f.DurationVar(&o.NodeGracePeriod, "node-monitor-grace-period", o.NodeGracePeriod, "how long a node may go without renewing its Lease before it counts as lost")
 	f.IntVar(&o.MaxEndpointsPerSlice, "max-endpoints-per-slice", o.MaxEndpointsPerSlice, "endpoints in one EndpointSlice at most, up to 1000")
 	f.DurationVar(&o.AuditInterval, "audit-interval", o.AuditInterval, "how often allocations are checked against their Services")
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	"portal/internal/apiserver"
@@ -26,8 +25,7 @@ func askServer(kubeconfig string) (keeper, error) {
 	if err != nil {
 		return nil, usageError{err}
 	}
-	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
-	client, err := rest.UnversionedRESTClientFor(config)
+	client, err := serverClient(config)
 	if err != nil {
 		return nil, err
 	}

@@ -2,30 +2,27 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"portal/internal/identity"
 	"portal/internal/instance"
-	"portal/internal/plan"
 	"portal/internal/server"
 )
 
 // upOptions are the flags of `portal up`: those of the server, and of what runs beside it.
 type upOptions struct {
-	server            server.Options
-	logs              logOptions
-	dns               string
-	proxy             string
-	nodePortAddresses []string
-	configureSysctls  bool
+	server server.Options
+	logs   logOptions
+	parts  partOptions
+	pods   string
+
+	running runningProxy
 }
 
 func newUpCommand() *cobra.Command {
@@ -37,22 +34,19 @@ func newUpCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run everything on this machine, in the foreground",
-		Long: `Run the server, the proxy and DNS on this machine in the foreground, and print where they are and what to type next.
+		Long: `Run the server, Pods, the proxy and DNS on this machine in the foreground, and print where they are and what to type next. When
+it ends, so do the Pods; the next run starts them again.
 
-Without root it runs the server and DNS at ` + fallbackDNS + `. The proxy needs root: it programs the kernel.`,
+Without root it runs the server and DNS at ` + fallbackDNS + `. Pods and the proxy need root: they program the kernel.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
 	addServerFlags(f, &o.server)
 	o.logs.addFlags(f)
-	f.StringVar(&o.dns, "dns", "auto",
-		"ADDRESS:PORT to serve DNS at; none; or auto: the tenth address of the service range, added to lo while this runs, or "+
-			fallbackDNS+" if that is not allowed")
-	f.StringVar(&o.proxy, "proxy-mode", "auto", "proxy mode: none, auto, "+strings.Join(proxyModeNames(), ", "))
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", []string{"all"},
-		"addresses that node ports are served at: prefixes, primary (the node's own), localhost, all")
-	f.BoolVar(&o.configureSysctls, "configure-sysctls", false,
+	f.StringVar(&o.pods, "run-pods", "auto", "run Pods on this machine while this runs: auto (if that is allowed) or none")
+	f.Lookup("cluster-cidr").Usage += "; if Pods run here: " + strings.Join(upPodCIDRs(), ",")
+	o.parts.addFlags(f, "the tenth address of the service range, or "+fallbackDNS+" if that is not allowed",
 		"while this runs, turn on forwarding and make a strict rp_filter loose if packets to Services would be lost otherwise")
 	return cmd
 }
@@ -62,18 +56,10 @@ func (o *upOptions) validate() error {
 	if err := o.server.Validate(); err != nil {
 		return err
 	}
-	if o.dns != "auto" && o.dns != "none" {
-		if _, err := addrPorts([]string{o.dns}); err != nil {
-			return fmt.Errorf("--dns: %w, auto or none", err)
-		}
+	if o.pods != "auto" && o.pods != "none" {
+		return fmt.Errorf("--run-pods: %q is not one of auto, none", o.pods)
 	}
-	if o.proxy != "none" && !knownMode(o.proxy) {
-		return fmt.Errorf("--proxy-mode: %q is not one of none, auto, %s", o.proxy, strings.Join(proxyModeNames(), ", "))
-	}
-	if _, err := plan.ParseNodePortAddresses(o.nodePortAddresses); err != nil {
-		return fmt.Errorf("--nodeport-addresses: %w", err)
-	}
-	return nil
+	return o.parts.validate()
 }
 
 func (o *upOptions) run(cmd *cobra.Command) error {
@@ -85,29 +71,29 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	out := cmd.OutOrStdout()
-	parts, err := o.claim(cmd.Context(), out)
+	waiting := func(h instance.Holder) { fmt.Fprintf(out, "Waiting for %v to end ...\n", h) }
+	parts, err := o.parts.claim(cmd.Context(), waiting)
 	if err != nil {
 		return err
 	}
 	defer parts.release()
-	collectAt(garbage)
+	addrs, noPods := o.claimPods(cmd.Context(), parts, waiting)
+	o.server.NodeInstead = atLoopback(addrs)
+	if noPods == "" && !cmd.Flags().Changed("cluster-cidr") {
+		o.server.ClusterCIDRs = upPodCIDRs()
+	}
+	collectAt(garbageOfServer)
 	fmt.Fprintln(out, "Portal is starting ...")
 	// What runs beside the server ends with the same signal, and is waited for.
 	var beside sync.WaitGroup
 	err = server.Run(cmd.Context(), o.server, func(_ context.Context, info server.Info) error {
-		// DNS first: its endpoints, which the API has from an earlier run, are then this machine's when the proxy sees them.
-		var dns *upDNS
-		if o.dns != "none" {
-			var err error
-			if dns, err = o.startDNS(cmd, log, info, parts, &beside); err != nil {
-				fmt.Fprintf(out, "DNS could not be started: %v\n", err)
+		// Not in here: the controllers, which nodes wait for, start when this returns.
+		beside.Go(func() {
+			if err := o.start(cmd, log, info, parts, addrs, noPods, &beside); err != nil {
+				log.Error("could not say that Portal is up", "err", err)
 			}
-		}
-		proxy := upProxy{note: parts.noProxy}
-		if proxy.note == "" {
-			proxy = o.startProxy(cmd, log, info, &beside)
-		}
-		return welcome(out, info, proxy, dns)
+		})
+		return nil
 	})
 	beside.Wait()
 	if err == nil || stopped(cmd.Context(), err) {
@@ -116,75 +102,35 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	return err
 }
 
-// upParts says which parts this process may run: one proxy and one DNS server for each network namespace.
-type upParts struct {
-	locks   []*instance.Lock
-	noProxy string // why there is no proxy
-	noVIP   string // why DNS can't be at its cluster IP
-}
-
-func (p *upParts) release() {
-	for _, l := range p.locks {
-		l.Release()
+// start starts what runs beside the server, and says where it is.
+func (o *upOptions) start(cmd *cobra.Command, log *slog.Logger, info server.Info, parts *parts, addrs []netip.Addr, noPods string, beside *sync.WaitGroup) error {
+	pods := upPods{note: noPods}
+	if noPods == "" {
+		pods = o.startPods(cmd, log, info, parts, addrs, beside)
 	}
-}
-
-// handover is how long to wait for an earlier `portal up` that is about to end.
-const handover = 5 * time.Second
-
-// claim decides which parts to run. It fails if one can't run that was asked for by name.
-func (o *upOptions) claim(ctx context.Context, out io.Writer) (_ *upParts, err error) {
-	p := &upParts{}
-	defer func() {
-		if err != nil {
-			p.release()
-		}
-	}()
-	rights, deadline := mayAdminister(), time.Now().Add(handover)
-	lock := func(name string) error {
-		if rights != nil {
-			return rights
-		}
-		l, err := instance.Acquire(ctx, name, time.Until(deadline), func(h instance.Holder) {
-			fmt.Fprintf(out, "Waiting for %v to end ...\n", h)
-		})
-		if err == nil {
-			p.locks = append(p.locks, l)
-		}
-		return err
-	}
-	switch o.proxy {
-	case "none":
-		p.noProxy = "none"
-	case "auto":
-		err = lock(instance.Proxy)
-		if err != nil {
-			p.noProxy = "none: " + short(err)
-		}
-	default:
-		if err = lock(instance.Proxy); err != nil {
-			return nil, usageError{fmt.Errorf("--proxy-mode %s: %w", o.proxy, err)}
+	// DNS before the proxy: its endpoints, which the API has from an earlier run, are then this machine's when the proxy sees them.
+	var dns *upDNS
+	if o.parts.dns != "none" {
+		var err error
+		if dns, err = o.startDNS(cmd, log, info, parts, pods.dns, beside); err != nil {
+			fmt.Fprintf(cmd.OutOrStdout(), "DNS could not be started: %v\n", err)
 		}
 	}
-	if o.dns == "auto" {
-		if err = lock(instance.DNS); err != nil {
-			p.noVIP = short(err)
-		}
+	proxy := partProxy{note: parts.noProxy}
+	if proxy.note == "" {
+		proxy = o.startProxy(cmd.Context(), log, info, beside)
 	}
-	return p, ctx.Err()
-}
-
-// short says in a few words why a part can't run.
-func short(err error) string {
-	var held *instance.HeldError
-	if errors.As(err, &held) {
-		return fmt.Sprintf("%v has it in this network namespace", held.Holder)
+	if cmd.Context().Err() != nil {
+		return nil
 	}
-	return "needs root"
+	return welcome(cmd.OutOrStdout(), info, pods, proxy, dns)
 }
 
 // startDNS runs the DNS server beside the API. Its failure leaves the rest running.
-func (o *upOptions) startDNS(cmd *cobra.Command, log *slog.Logger, info server.Info, parts *upParts, beside *sync.WaitGroup) (*upDNS, error) {
+func (o *upOptions) startDNS(cmd *cobra.Command, log *slog.Logger, info server.Info, parts *parts, bridged bool, beside *sync.WaitGroup) (*upDNS, error) {
+	if bridged {
+		return findDNS(cmd.Context(), info)
+	}
 	machine, err := machineName("")
 	if err != nil {
 		return nil, err
@@ -212,4 +158,15 @@ func (o *upOptions) startDNS(cmd *cobra.Command, log *slog.Logger, info server.I
 	case err := <-failed:
 		return nil, err
 	}
+}
+
+// startProxy runs the proxy on this machine until the context ends, and then removes its rules.
+func (o *upOptions) startProxy(ctx context.Context, log *slog.Logger, info server.Info, beside *sync.WaitGroup) partProxy {
+	machine, err := machineName("")
+	if err != nil {
+		return partProxy{note: "none: " + err.Error()}
+	}
+	return o.parts.startProxy(ctx, log, proxySettings{
+		node: machine, clusterCIDR: strings.Join(o.server.ClusterCIDRs, ","), api: info.As(identity.Proxy.User(machine), identity.Proxy.Group()), temporary: true, running: &o.running,
+	}, beside)
 }

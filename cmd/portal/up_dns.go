@@ -44,6 +44,33 @@ type upDNS struct {
 	keep func(context.Context)
 }
 
+// findDNS is about the server that the node runs where its Pods reach it: it creates the kube-dns Service, and the controllers make the
+// node an endpoint.
+func findDNS(ctx context.Context, info server.Info) (*upDNS, error) {
+	client, err := kubernetes.NewForConfig(info.As(identity.Up))
+	if err != nil {
+		return nil, err
+	}
+	ranges, err := serviceRanges(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	d := &upDNS{}
+	if d.virtual, err = up.KubeDNS(ctx, client, ranges); err != nil {
+		return nil, err
+	}
+	// An earlier run without Pods may have left some of its own.
+	if err := up.DNSEndpoints(ctx, client, nil); err != nil {
+		return nil, err
+	}
+	return d, d.writeResolvConf(info.DataDir, d.virtual)
+}
+
+func (d *upDNS) writeResolvConf(dir string, servers []netip.Addr) error {
+	d.resolvConf = filepath.Join(dir, "resolv.conf")
+	return os.WriteFile(d.resolvConf, []byte(up.ResolvConf(servers, metav1.NamespaceDefault, upZone)), 0o644)
+}
+
 // prepareDNS creates the kube-dns Service and decides where to listen: where the flag says; or at the Service's cluster IPs,
 // added to lo; or, if those can't be had for the reason in noVIP, on loopback. A proxy needs endpoints to forward to, which
 // can't be cluster IPs: for these, more addresses are added to lo.
@@ -56,14 +83,14 @@ func (o *upOptions) prepareDNS(ctx context.Context, info server.Info, noVIP stri
 	if err != nil {
 		return nil, err
 	}
-	virtual, err := up.KubeDNS(ctx, client, ranges, 53)
+	virtual, err := up.KubeDNS(ctx, client, ranges)
 	if err != nil {
 		return nil, err
 	}
 	d := &upDNS{remove: func() error { return nil }}
 	switch {
-	case o.dns != "auto":
-		d.listen, err = addrPorts([]string{o.dns})
+	case o.parts.dns != "auto":
+		d.listen, err = addrPorts([]string{o.parts.dns})
 	case noVIP != "":
 		d.listen = []netip.AddrPort{netip.MustParseAddrPort(fallbackDNS)}
 		d.note = fmt.Sprintf("instead of %s: %s", virtual[0], noVIP)
@@ -81,20 +108,19 @@ func (o *upOptions) prepareDNS(ctx context.Context, info server.Info, noVIP stri
 		}
 	}
 	if err == nil {
-		err = up.DNSEndpoints(ctx, client, d.endpoints, 53)
+		err = up.DNSEndpoints(ctx, client, d.endpoints)
 	}
 	if err == nil && d.listen[0].Port() == 53 {
 		servers := d.virtual
 		if servers == nil {
 			servers = []netip.Addr{d.listen[0].Addr()}
 		}
-		d.resolvConf = filepath.Join(info.DataDir, "resolv.conf")
-		err = os.WriteFile(d.resolvConf, []byte(up.ResolvConf(servers, metav1.NamespaceDefault, upZone)), 0o644)
+		err = d.writeResolvConf(info.DataDir, servers)
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.remove())
 	}
-	d.keep = func(ctx context.Context) { up.KeepDNS(ctx, client, virtual, d.endpoints, 53) }
+	d.keep = func(ctx context.Context) { up.KeepDNS(ctx, client, virtual, d.endpoints) }
 	return d, nil
 }
 
@@ -127,33 +153,21 @@ func (d *upDNS) run(ctx context.Context, cmd *cobra.Command, log *slog.Logger, c
 	defer keeping.Wait()
 	defer stop()
 	keeping.Go(func() { d.keep(ctx) })
-	o := defaultDNSOptions()
-	o.listen, o.listenFlag = nil, "dns"
-	for _, a := range d.listen {
-		o.listen = append(o.listen, a.String())
-	}
-	options, err := o.serverOptions(cmd.OutOrStdout(), log)
-	if err != nil && strings.HasPrefix(err.Error(), "--upstream") { // a machine without a resolver of its own
-		o.upstreams = []string{"none"}
-		options, err = o.serverOptions(cmd.OutOrStdout(), log)
-	}
-	if err != nil {
-		return err
-	}
+	device := ""
 	if d.temporary {
-		options.Device = "lo"
+		device = "lo"
 	}
-	return o.serve(ctx, cmd, log, config, options, open)
+	return serveNames(ctx, cmd, log, config, upZone, d.listen, device, open)
 }
 
 // String is where clients find it.
 func (d *upDNS) String() string {
-	at := []string{d.listen[0].String()}
-	if len(d.virtual) > 0 {
-		at = nil
-		for _, a := range d.virtual {
-			at = append(at, a.String())
-		}
+	var at []string
+	for _, a := range d.virtual {
+		at = append(at, a.String())
+	}
+	if len(at) == 0 {
+		at = []string{d.listen[0].String()}
 	}
 	where := strings.Join(at, ", ")
 	if d.note != "" {

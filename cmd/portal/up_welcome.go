@@ -13,16 +13,20 @@ import (
 	"portal/internal/server"
 )
 
-// example is a Service without a selector and an EndpointSlice with its one endpoint.
-//
-//go:embed example.yaml
-var example string
+// podsExample is a Service with three Pods behind it; example is a Service without a selector and an EndpointSlice with its one
+// endpoint, for a machine that runs no Pods.
+var (
+	//go:embed example-pods.yaml
+	podsExample string
+	//go:embed example.yaml
+	example string
+)
 
-// examplePort is where the endpoint of the example listens.
+// examplePort is where the endpoint of the example without Pods listens.
 const examplePort = "8080"
 
 // welcome prints where things are, and commands that end in an answer from a Service.
-func welcome(out io.Writer, info server.Info, proxy upProxy, dns *upDNS) error {
+func welcome(out io.Writer, info server.Info, pods upPods, proxy partProxy, dns *upDNS) error {
 	where, try := "none", []string{
 		"export KUBECONFIG=" + info.Kubeconfig,
 		"portal kubectl get services --all-namespaces",
@@ -34,16 +38,19 @@ func welcome(out io.Writer, info server.Info, proxy upProxy, dns *upDNS) error {
 			a := dns.listen[0]
 			try = append(try, fmt.Sprintf("dig @%s -p %d kubernetes.default.svc.%s", a.Addr(), a.Port(), upZone))
 		}
-		if len(dns.endpoints) > 0 && proxy.note == "" {
-			lines, err := tryExample(info.DataDir, dns)
-			if err != nil {
-				return err
-			}
-			try = append(try, lines...)
-		}
 	}
-	_, err := fmt.Fprintf(out, `Portal is up.
+	lines, err := tryExample(info.DataDir, pods, proxy, dns)
+	if err != nil {
+		return err
+	}
+	try = append(try, lines...)
+	ending := "Ctrl-C stops it"
+	if pods.note == "" {
+		ending += ", and its Pods"
+	}
+	_, err = fmt.Fprintf(out, `Portal is up.
   API         https://%s
+  Pods        %s
   proxy       %s
   DNS         %s
   kubeconfig  %s
@@ -51,14 +58,34 @@ func welcome(out io.Writer, info server.Info, proxy upProxy, dns *upDNS) error {
 Try, in another terminal:
   %s
 
-Ctrl-C stops it; what was created stays in %s.
-`, info.Address, proxy, where, info.Kubeconfig, strings.Join(try, "\n  "), info.DataDir)
+%s; what was created stays in %s.
+`, info.Address, pods, proxy, where, info.Kubeconfig, strings.Join(try, "\n  "), ending, info.DataDir)
 	return err
 }
 
-// tryExample writes a manifest of a Service whose endpoint is an address of this machine, and returns the commands that
-// use it: through the cluster IP, and by name.
-func tryExample(dir string, dns *upDNS) ([]string, error) {
+// tryExample writes a manifest of a Service and returns the commands that use it: through the cluster IP, and by name.
+func tryExample(dir string, pods upPods, proxy partProxy, dns *upDNS) ([]string, error) {
+	path := filepath.Join(dir, "example.yaml")
+	apply := "portal kubectl apply -f " + path
+	byName := func(name string) string {
+		return fmt.Sprintf(`unshare --mount sh -c "mount --bind %s /etc/resolv.conf && curl http://%s/"`, dns.resolvConf, name)
+	}
+	switch {
+	case proxy.note != "":
+		return nil, nil
+	case pods.note == "":
+		out := []string{
+			apply,
+			"portal kubectl wait --for=condition=Available deployment/image-processing",
+			"curl http://$(portal kubectl get service my-service -o jsonpath={.spec.clusterIP})/",
+		}
+		if dns != nil && dns.resolvConf != "" {
+			out = append(out, byName("my-service"))
+		}
+		return out, os.WriteFile(path, []byte(podsExample), 0o644)
+	case dns == nil || len(dns.endpoints) == 0:
+		return nil, nil
+	}
 	endpoint, family, url := dns.endpoints[0], "IPv4", "http://$(portal kubectl get service web -o jsonpath={.spec.clusterIP})/"
 	if i := slices.IndexFunc(dns.endpoints, netip.Addr.Is4); i >= 0 {
 		endpoint = dns.endpoints[i]
@@ -66,11 +93,8 @@ func tryExample(dir string, dns *upDNS) ([]string, error) {
 		family, url = "IPv6", "http://[$(portal kubectl get service web -o jsonpath={.spec.clusterIP})]/"
 	}
 	text := strings.NewReplacer("ADDRESS", endpoint.String(), "FAMILY", family, "PORT", examplePort).Replace(example)
-	path := filepath.Join(dir, "example.yaml")
 	return []string{
 		fmt.Sprintf(`(cd "$(mktemp -d)" && echo It works. >index.html && exec python3 -m http.server --bind %s %s) &`, endpoint, examplePort),
-		"portal kubectl apply -f " + path,
-		"curl " + url,
-		fmt.Sprintf(`unshare --mount sh -c "mount --bind %s /etc/resolv.conf && curl http://web/"`, dns.resolvConf),
+		apply, "curl " + url, byName("web"),
 	}, os.WriteFile(path, []byte(text), 0o644)
 }

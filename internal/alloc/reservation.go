@@ -86,7 +86,7 @@ func (r *Reservation) Port() (uint16, error) {
 // CheckPort says whether a port that the user asked for is in the range.
 func (r *Reservation) CheckPort(port int32) error {
 	if ports := r.allocator.ports; port < int32(ports.first) || port > int32(ports.last) {
-		return &OutsideError{What: fmt.Sprintf("port %d", port), Ranges: "the node port range " + ports.String()}
+		return &OutsideError{What: "port", Ranges: "the valid range " + ports.String() + " of node ports"}
 	}
 	return nil
 }

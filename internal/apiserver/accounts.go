@@ -57,7 +57,7 @@ func (o objects) get(ctx context.Context, resource, namespace, name string, live
 	return meta.Accessor(obj)
 }
 
-// openTokens makes what issues and judges tokens.
+// openTokens makes what issues and checks tokens.
 func (s *Server) openTokens(ctx context.Context) error {
 	tokens.RegisterMetrics()
 	if err := s.openTokenKeys(ctx); err != nil {

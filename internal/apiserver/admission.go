@@ -11,6 +11,8 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	nodev1 "k8s.io/api/node/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,7 +24,10 @@ import (
 
 	"portal/internal/apiserver/noderestriction"
 	"portal/internal/apiserver/registry/certificatesigningrequest"
+	"portal/internal/apiserver/registry/clustertrustbundle"
 	"portal/internal/apiserver/registry/ingress"
+	"portal/internal/apiserver/registry/priorityclass"
+	"portal/internal/apiserver/registry/runtimeclass"
 	"portal/internal/apiserver/registry/service"
 	"portal/internal/apiserver/registry/serviceaccount"
 )
@@ -36,6 +41,8 @@ type guards struct {
 	namespaces *namespaceGuard
 	nodes      *noderestriction.Restriction
 	addresses  *addressGuard
+	priorities *priorityclass.Admission
+	runtimes   *runtimeclass.Admission
 }
 
 func newGuards() *guards {
@@ -59,8 +66,10 @@ func (g *guards) chain(factory informers.SharedInformerFactory, z authorizer.Unc
 		accounts.Get = read.get
 		chain = append(chain, accounts)
 	}
+	g.priorities, g.runtimes = priorityclass.NewAdmission(factory), runtimeclass.NewAdmission()
+	chain = append(chain, g.priorities, g.runtimes)
 	// After what Pods get by default: a node is judged by what is stored.
-	chain = append(chain, g.nodes, certificatesigningrequest.NewGuard(z), classes, g.addresses)
+	chain = append(chain, g.nodes, certificatesigningrequest.NewGuard(z), clustertrustbundle.NewGuard(z), classes, g.addresses)
 	if opts.DenyExternalIPs {
 		chain = append(chain, externalIPs{admission.NewHandler(admission.Create, admission.Update)})
 	}
@@ -69,7 +78,12 @@ func (g *guards) chain(factory informers.SharedInformerFactory, z authorizer.Unc
 
 // connect gives the guards that read a resource its storage.
 func (g *guards) connect(version schema.GroupVersion, path string, storage rest.Storage) {
-	if version != corev1.SchemeGroupVersion {
+	switch {
+	case version == schedulingv1.SchemeGroupVersion && path == "priorityclasses":
+		g.priorities.Classes = storage.(rest.Getter)
+	case version == nodev1.SchemeGroupVersion && path == "runtimeclasses":
+		g.runtimes.Classes = storage.(rest.Getter)
+	case version != corev1.SchemeGroupVersion:
 		return
 	}
 	switch path {
@@ -78,7 +92,9 @@ func (g *guards) connect(version schema.GroupVersion, path string, storage rest.
 	case "pods":
 		g.nodes.Pods = storage.(noderestriction.Pods)
 	case "nodes":
-		g.nodes.Nodes = storage.(rest.Getter)
+		g.nodes.Nodes = storage.(noderestriction.Nodes)
+	case "serviceaccounts":
+		g.nodes.Accounts = storage.(rest.Getter)
 	case "services":
 		g.addresses.services = storage.(rest.Getter)
 	}

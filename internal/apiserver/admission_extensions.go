@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/admission/initializer"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
+	"k8s.io/apiserver/pkg/admission/plugin/resourcequota"
 	webhookinit "k8s.io/apiserver/pkg/admission/plugin/webhook/initializer"
 	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
@@ -59,14 +60,17 @@ func (s *Server) extendAdmission(config *genericserver.Config, guards admission.
 	mutatingwebhook.Register(plugins)
 	validating.Register(plugins)
 	validatingwebhook.Register(plugins)
+	plugins.Register(resourcequota.PluginName, func(io.Reader) (admission.Interface, error) { return newQuotas() })
 	return plugins.NewFromPlugins(
-		[]string{own, mutating.PluginName, mutatingwebhook.PluginName, validating.PluginName, validatingwebhook.PluginName},
+		[]string{own, mutating.PluginName, mutatingwebhook.PluginName, validating.PluginName, validatingwebhook.PluginName,
+			resourcequota.PluginName}, // last: what was counted must not be refused for another reason
 		unconfigured{}, admission.PluginInitializers{
 			initializer.NewAPIServerIDInitializer(config.APIServerID),
 			initializer.New(client, kinds, s.factory, config.Authorization.Authorizer, config.FeatureGate, config.EffectiveVersion,
 				config.DrainedNotify(), s.kinds),
 			webhookinit.NewPluginInitializer(webhookCredentials(s.loopback), s.resolver),
 			excluding(admissionregistration.Virtual),
+			counting{},
 		}, nil)
 }
 

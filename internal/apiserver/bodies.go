@@ -25,9 +25,9 @@ const (
 	maxDepth = 200
 )
 
-// withMemberLimit refuses bodies in which one object has very many members, such as a ConfigMap of 150,000 keys: who manages
+// withMemberLimit rejects bodies in which one object has very many members, such as a ConfigMap of 150,000 keys: who manages
 // which field is computed before any rule of a resource is asked, and takes time that grows with the square of their number.
-// Patches that are nested very deep are refused too.
+// Patches that are nested very deep are rejected too.
 func withMemberLimit(next http.Handler, codecs serializer.CodecFactory, most int64) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		writes := r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/klog/v2"
 
+	"portal/internal/identity"
 	"portal/internal/pki"
 	"portal/internal/store"
 )
@@ -42,6 +43,8 @@ type certificates struct {
 	etcd          *clientv3.Client
 	dir           string
 	server, admin pki.Request
+	// nodes is who this server is to nodes, extensions who it is to API servers behind Services.
+	nodes, extensions pki.Request
 	// retry is how long to wait after a failure.
 	retry time.Duration
 	// writeConfig gives the administrator a new certificate; changed is called when a CA came or went.
@@ -55,6 +58,8 @@ type certificates struct {
 	checking  sync.Mutex
 	mu        sync.Mutex
 	pair      pki.Pair
+	nodePair  pki.Pair
+	extPair   pki.Pair
 	trusted   []byte
 	verify    x509.VerifyOptions
 	next      time.Time
@@ -68,7 +73,11 @@ func (s *Server) openCertificates(ctx context.Context) (err error) {
 		etcd: s.store.Client(), dir: dir,
 		server: pki.Request{File: "server", Name: "portal-server", Hosts: s.hosts()},
 		admin:  pki.Request{File: "admin", Name: "portal-admin", Organizations: []string{user.SystemPrivilegedGroup}},
-		retry:  min(10*time.Second, s.opts.Lifetimes.Certificate/20),
+		nodes:  pki.Request{File: "node-client", Name: identity.NodeClient},
+
+		extensions: pki.Request{File: "front-proxy-client", Name: identity.FrontProxy},
+
+		retry: min(10*time.Second, s.opts.Lifetimes.Certificate/20),
 
 		writeConfig: s.writeKubeconfig,
 		changed:     func() { s.loop.Check() },
@@ -194,9 +203,19 @@ func (c *certificates) check(names ...string) error {
 	if err != nil {
 		return fmt.Errorf("renew the administrator's certificate: %w", err)
 	}
-	certs := map[string]*x509.Certificate{"ca": c.authority.Own()[0], c.server.File: serverCert, c.admin.File: adminCert}
+	nodes, nodesCert, err := c.authority.Issue(c.nodes, slices.Contains(names, c.nodes.File))
+	if err != nil {
+		return fmt.Errorf("renew the certificate for connections to nodes: %w", err)
+	}
+	extensions, extensionsCert, err := c.authority.Issue(c.extensions, slices.Contains(names, c.extensions.File))
+	if err != nil {
+		return fmt.Errorf("renew the certificate for connections to API servers behind Services: %w", err)
+	}
+	certs := map[string]*x509.Certificate{
+		"ca": c.authority.Own()[0], c.server.File: serverCert, c.admin.File: adminCert, c.nodes.File: nodesCert, c.extensions.File: extensionsCert,
+	}
 	bundle := c.authority.Bundle()
-	c.publish(server, bundle, certs)
+	c.publish(server, nodes, extensions, bundle, certs)
 	if config := slices.Concat(admin.Cert, bundle); !bytes.Equal(config, c.config) {
 		if err := c.writeConfig(admin, bundle); err != nil {
 			return err
@@ -207,13 +226,13 @@ func (c *certificates) check(names ...string) error {
 }
 
 // publish makes new connections use what is given.
-func (c *certificates) publish(pair pki.Pair, bundle []byte, certs map[string]*x509.Certificate) {
+func (c *certificates) publish(pair, nodes, extensions pki.Pair, bundle []byte, certs map[string]*x509.Certificate) {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(bundle)
 	c.mu.Lock()
 	fresh, newCA := !bytes.Equal(pair.Cert, c.pair.Cert), !bytes.Equal(bundle, c.trusted)
 	started := c.trusted != nil
-	c.pair, c.trusted = pair, bundle
+	c.pair, c.nodePair, c.extPair, c.trusted = pair, nodes, extensions, bundle
 	c.verify = x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	c.next = time.Time{}
 	for name, cert := range certs {
@@ -269,6 +288,20 @@ func (c *certificates) bundle() []byte {
 	return c.trusted
 }
 
+// forNodes is what this server shows to nodes.
+func (c *certificates) forNodes() (cert, key []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nodePair.Cert, c.nodePair.Key
+}
+
+// forExtensions is what this server shows to API servers behind Services.
+func (c *certificates) forExtensions() (cert, key []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.extPair.Cert, c.extPair.Key
+}
+
 // ServeHTTP lists the certificates, and renews those that a POST names.
 func (c *certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.Method {
@@ -276,8 +309,8 @@ func (c *certificates) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case http.MethodPost:
 		names := r.URL.Query()["name"]
 		for _, name := range names {
-			if name != "ca" && name != c.server.File && name != c.admin.File && name != tokenKey {
-				http.Error(w, fmt.Sprintf("name %q: must be ca, %s, %s or %s", name, c.server.File, c.admin.File, tokenKey), http.StatusBadRequest)
+			if known := []string{"ca", c.server.File, c.admin.File, c.nodes.File, c.extensions.File, tokenKey}; !slices.Contains(known, name) {
+				http.Error(w, fmt.Sprintf("name %q: must be one of %s", name, strings.Join(known, ", ")), http.StatusBadRequest)
 				return
 			}
 		}
@@ -316,7 +349,7 @@ var (
 	_ dynamiccertificates.CAContentProvider      = clientAuthority{}
 )
 
-// AddListener adds one that is told of every change.
+// AddListener adds one that is notified of every change.
 func (c *certificates) AddListener(l dynamiccertificates.Listener) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

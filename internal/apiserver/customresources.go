@@ -5,20 +5,16 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"sync"
 
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	extensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	extensionsopenapi "k8s.io/apiextensions-apiserver/pkg/generated/openapi"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	"k8s.io/apiserver/pkg/endpoints/filters"
 	genericserver "k8s.io/apiserver/pkg/server"
@@ -36,10 +32,6 @@ import (
 type customResources struct {
 	extensions *extensions.CustomResourceDefinitions
 	front      *genericserver.GenericAPIServer
-
-	mu sync.Mutex
-	// listed are the groups of definitions that /apis lists.
-	listed map[string]metav1.APIGroup
 }
 
 // newCustomResources builds the server of custom resources from the front server's configuration, which it completes with
@@ -72,11 +64,11 @@ func newCustomResources(config *genericserver.Config, s *Server, getter *store.R
 	if err != nil {
 		return nil, err
 	}
-	return &customResources{extensions: server, listed: map[string]metav1.APIGroup{}}, nil
+	return &customResources{extensions: server}, nil
 }
 
-// attach makes one server of the two. It comes before the front server is run.
-func (c *customResources) attach(front *genericserver.GenericAPIServer) error {
+// attach makes one server of the two. It comes before the front server is run. changed is called when definitions came or went.
+func (c *customResources) attach(front *genericserver.GenericAPIServer, changed func()) error {
 	c.front = front
 	// Definitions themselves are served by the front, so that they are in its OpenAPI.
 	for _, service := range c.extensions.GenericAPIServer.Handler.GoRestfulContainer.RegisteredWebServices() {
@@ -84,17 +76,11 @@ func (c *customResources) attach(front *genericserver.GenericAPIServer) error {
 			front.Handler.GoRestfulContainer.Add(service)
 		}
 	}
-	v1 := metav1.GroupVersionForDiscovery{
-		GroupVersion: apiextensionsv1.SchemeGroupVersion.String(), Version: apiextensionsv1.SchemeGroupVersion.Version,
-	}
-	front.DiscoveryGroupManager.AddGroup(metav1.APIGroup{
-		Name: apiextensions.GroupName, Versions: []metav1.GroupVersionForDiscovery{v1}, PreferredVersion: v1,
-	})
 	informer := c.informer()
 	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { c.list() },
-		UpdateFunc: func(_, _ any) { c.list() },
-		DeleteFunc: func(any) { c.list() },
+		AddFunc:    func(any) { changed() },
+		UpdateFunc: func(_, _ any) { changed() },
+		DeleteFunc: func(any) { changed() },
 	})
 	if err != nil {
 		return err
@@ -105,82 +91,28 @@ func (c *customResources) attach(front *genericserver.GenericAPIServer) error {
 	})
 }
 
-// publish has the definitions' schemas served in the front server's OpenAPI. It comes after the front server was prepared,
-// which makes that, and before it runs.
-func (c *customResources) publish() {
-	behind := c.extensions.GenericAPIServer
-	behind.StaticOpenAPISpec = c.front.StaticOpenAPISpec
-	behind.OpenAPIVersionedService = c.front.OpenAPIVersionedService
-	behind.OpenAPIV3VersionedService = c.front.OpenAPIV3VersionedService
-}
-
 func (c *customResources) informer() cache.SharedIndexInformer {
 	return c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions().Informer()
 }
 
-// list keeps the definitions' groups in the list of groups at /apis. (The aggregated form of that list, and what is below
-// /apis/GROUP, is done by k8s.io/apiextensions-apiserver.)
-func (c *customResources) list() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all, err := c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister().List(labels.Everything())
-	if err != nil {
-		return // a lister reads a cache, which does not fail
-	}
-	groups := customGroups(all)
-	for name := range c.listed {
-		if _, ok := groups[name]; !ok {
-			c.front.DiscoveryGroupManager.RemoveGroup(name)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(groups)) {
-		if !apiequality.Semantic.DeepEqual(groups[name], c.listed[name]) {
-			c.front.DiscoveryGroupManager.AddGroup(groups[name])
-		}
-	}
-	c.listed = groups
-}
-
-// customGroups are the groups of established definitions, with the versions that they serve, best first. Groups that the
-// server knows itself are not theirs.
-func customGroups(definitions []*apiextensionsv1.CustomResourceDefinition) map[string]metav1.APIGroup {
+// versions are the group versions of established definitions, and whether all definitions have been read. Groups that the server knows
+// itself are not theirs.
+func (c *customResources) versions() ([]schema.GroupVersion, bool) {
 	builtIn := unqualifiedGroups()
-	versions := map[string]map[string]bool{}
-	for _, definition := range definitions {
-		group := definition.Spec.Group
-		if builtIn[group] || !established(definition) {
-			continue
-		}
-		for _, v := range definition.Spec.Versions {
-			if !v.Served {
-				continue
-			}
-			if versions[group] == nil {
-				versions[group] = map[string]bool{}
-			}
-			versions[group][v.Name] = true
+	var out []schema.GroupVersion
+	for version := range c.revisions() {
+		if !builtIn[version.Group] && version.Group != apiextensions.GroupName {
+			out = append(out, version)
 		}
 	}
-	out := map[string]metav1.APIGroup{}
-	for name, served := range versions {
-		group := metav1.APIGroup{Name: name}
-		best := slices.SortedFunc(maps.Keys(served), func(a, b string) int { return version.CompareKubeAwareVersionStrings(b, a) })
-		for _, v := range best {
-			group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{
-				GroupVersion: schema.GroupVersion{Group: name, Version: v}.String(), Version: v,
-			})
-		}
-		group.PreferredVersion = group.Versions[0]
-		out[name] = group
-	}
-	return out
+	return out, c.informer().HasSynced()
 }
 
 // revisions tell versions of the definitions' schemas apart.
 func (c *customResources) revisions() map[schema.GroupVersion]string {
 	all, err := c.extensions.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister().List(labels.Everything())
 	if err != nil {
-		return nil // as in list
+		return nil // a lister reads a cache, which does not fail
 	}
 	slices.SortFunc(all, func(a, b *apiextensionsv1.CustomResourceDefinition) int { return cmp.Compare(a.Name, b.Name) })
 	out := map[schema.GroupVersion]string{}

@@ -90,7 +90,7 @@ type encryption struct {
 	surveyed           time.Time
 }
 
-// openEncryption reads the configuration, and refuses one that can't decrypt what is stored. It changes nothing in that case.
+// openEncryption reads the configuration, and rejects one that can't decrypt what is stored. It changes nothing in that case.
 func openEncryption(ctx context.Context, s *store.Store, opts EncryptionOptions) (_ *encryption, err error) {
 	registerEncryptionMetrics()
 	e := &encryption{opts: opts, store: s, serverID: serverID()}

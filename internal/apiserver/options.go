@@ -35,8 +35,10 @@ type Options struct {
 	// AuthorizationModes are asked one after the other whether a request is allowed.
 	AuthorizationModes []string
 	ExtraSANs          []string
-	// DenyExternalIPs refuses new spec.externalIPs (CVE-2020-8554).
+	// DenyExternalIPs rejects new spec.externalIPs (CVE-2020-8554).
 	DenyExternalIPs bool
+	// AllowPrivileged accepts Pods with privileged containers: to their node they are root.
+	AllowPrivileged bool
 	EventTTL        time.Duration
 
 	Tokens TokenOptions
@@ -57,6 +59,8 @@ type Options struct {
 	RequestTimeout                   time.Duration
 	MaxBodyBytes                     int64
 
+	// NodeInstead, if set, says where a node is reached instead of at its address and port.
+	NodeInstead func(address string) string
 	// OnConnections, if set, is called with the number of connected clients when it changes. It must return at once.
 	OnConnections func(open int)
 
@@ -65,7 +69,7 @@ type Options struct {
 	Audit      AuditOptions
 }
 
-// TokenOptions are how the tokens of ServiceAccounts are issued and judged.
+// TokenOptions are how the tokens of ServiceAccounts are issued and checked.
 type TokenOptions struct {
 	// Issuers are those whose tokens are accepted; the first issues.
 	Issuers []string

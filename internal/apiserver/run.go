@@ -25,6 +25,7 @@ type Hooks struct {
 func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 	defer s.store.Close()
 	defer s.encryption.close()
+	defer s.aggregator.Stop()
 	revision, err := s.tracker.load(ctx)
 	if err != nil {
 		s.generic.Destroy()
@@ -58,9 +59,7 @@ func (s *Server) Run(ctx context.Context, hooks Hooks) error {
 		defer close(members)
 		s.afterReady(serve, fail, hooks)
 	}()
-	prepared := s.generic.PrepareRun()
-	s.custom.publish()
-	err = prepared.RunWithContext(serve)
+	err = s.generic.PrepareRun().RunWithContext(serve)
 	fail(nil)
 	<-members
 	stop()
@@ -115,9 +114,10 @@ func (s *Server) afterReady(ctx context.Context, fail context.CancelCauseFunc, h
 		return
 	}
 	var group sync.WaitGroup
-	members := newMembership(s)
+	members := newServerEndpoints(s)
 	group.Go(func() { members.run(ctx) })
 	group.Go(func() { s.loop.Run(ctx) })
+	group.Go(func() { s.aggregator.Run(ctx) })
 	group.Go(func() { ensure.New(s.reportSystem, endpointsOf(members)...).Run(ctx) })
 	group.Go(func() {
 		if err := hooks.Work(ctx); err != nil && ctx.Err() == nil {

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/endpoints/discovery"
 	"k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -34,11 +36,18 @@ import (
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	basecompatibility "k8s.io/component-base/compatibility"
+	registration "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
+	"k8s.io/streaming/pkg/httpstream"
 
 	"portal/internal/alloc"
+	"portal/internal/apiserver/aggregation"
 	"portal/internal/apiserver/authz"
 	"portal/internal/apiserver/authz/nodes"
+	"portal/internal/apiserver/documents"
 	"portal/internal/apiserver/registry"
+	"portal/internal/apiserver/registry/connect"
+	"portal/internal/apiserver/registry/disruption"
+	"portal/internal/apiserver/registry/pod"
 	"portal/internal/apiserver/registry/service"
 	"portal/internal/apiserver/tokens"
 	"portal/internal/audit"
@@ -68,12 +77,12 @@ type Server struct {
 	roles    *rbac.Index
 	nodes    *nodes.Graph
 	defaults *policy.Policy
-	// inside are the tokens of other parts of this process; membershipClient and events are clients of two of them.
-	inside                   insideTokens
-	membershipClient, events kubernetes.Interface
-	joining                  *bootstrapTokens
-	tokenKeys                *tokenKeys
-	issuer                   *tokens.Issuer
+	// inside are the tokens of other parts of this process; endpointsClient and events are clients of two of them.
+	inside                  insideTokens
+	endpointsClient, events kubernetes.Interface
+	joining                 *bootstrapTokens
+	tokenKeys               *tokenKeys
+	issuer                  *tokens.Issuer
 	// objects reads what tokens are bound to.
 	objects objects
 	// core and networking code objects as they are stored.
@@ -81,15 +90,23 @@ type Server struct {
 	// kv reads and writes them in etcd.
 	kv     clientv3.KV
 	guards *guards
+	// evictions deletes Pods as far as their budgets allow.
+	evictions *disruption.Evictions
 	// resolver finds webhooks, custom serves custom resources.
 	resolver *serviceResolver
 	custom   *customResources
-	turns    *turns
+	// aggregator has other servers' group versions be part of this API.
+	aggregator *aggregation.Aggregator
+	turns      *turns
+	// reach passes requests on to nodes, Pods and Services.
+	reach *connect.Reach
 	// kinds maps kinds to resources, schemas has their fields: for policies.
 	kinds   *restmapper.DeferredDiscoveryRESTMapper
 	schemas schemas
 
 	encryption *encryption
+	// documented is what the OpenAPI documents are built from.
+	documented documents.Sources
 
 	// ranges are the cluster's own, once they have been read.
 	ranges      atomic.Pointer[[]netip.Prefix]
@@ -111,7 +128,9 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 		return nil, fmt.Errorf("--data-dir: %w", err)
 	}
 	registerMetrics()
-	s := &Server{opts: c, roles: rbac.NewIndex(), nodes: nodes.NewGraph(), systemErrs: map[string]string{}, resolver: &serviceResolver{}}
+	pod.AllowPrivileged(c.AllowPrivileged)
+	aggregation.RegisterMetrics()
+	s := &Server{opts: c, roles: rbac.NewIndex(), nodes: nodes.NewGraph(), systemErrs: map[string]string{}, resolver: &serviceResolver{}, evictions: disruption.NewEvictions()}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -214,11 +233,36 @@ func (s *Server) build() error {
 	for _, path := range []string{StoragePath, StoragePath + "/defrag", StoragePath + "/reencrypt", StoragePath + "/snapshot"} {
 		s.Handle(path, storageHandler(s.store, s.encryption))
 	}
+	s.reach = connect.New(connect.Reach{
+		Get: s.objects.get, Slices: s.resolver.GetEndpointSlices, Authorizer: s.access,
+		Nodes: &connect.Nodes{Certificate: s.certs.forNodes, Authorities: s.certs.bundle, Instead: s.opts.NodeInstead},
+	})
 	if err := s.install(scheme, codecs, getter, resources); err != nil {
 		return err
 	}
+	s.serveDocuments(config)
 	s.schemas.custom.Store(s.custom)
-	return s.custom.attach(s.generic)
+	if err := s.custom.attach(s.generic, func() { s.aggregator.Rebuild(); s.aggregator.Check() }); err != nil {
+		return err
+	}
+	return s.aggregator.Attach(aggregation.Own{
+		BuiltIn: builtInVersions(s.generic), Custom: s.custom.versions, Handler: s.generic.UnprotectedHandler(),
+		Discovery: config.AggregatedDiscoveryGroupManager, Addresses: discovery.DefaultAddresses{DefaultAddress: config.ExternalAddress},
+	})
+}
+
+// builtInVersions are the group versions that a server has installed.
+func builtInVersions(server *genericserver.GenericAPIServer) []schema.GroupVersion {
+	var out []schema.GroupVersion
+	for _, path := range server.ListedPaths() {
+		switch parts := strings.Split(path, "/"); {
+		case len(parts) == 3 && parts[1] == "api":
+			out = append(out, schema.GroupVersion{Version: parts[2]})
+		case len(parts) == 4 && parts[1] == "apis":
+			out = append(out, schema.GroupVersion{Group: parts[2], Version: parts[3]})
+		}
+	}
+	return out
 }
 
 // families are the address families of the service ranges, the first being the default.
@@ -246,13 +290,14 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	config.EnableProfiling = true
 	longRunning := config.LongRunningFunc
 	config.LongRunningFunc = func(r *http.Request, info *request.RequestInfo) bool {
-		return longRunning(r, info) || strings.HasPrefix(r.URL.Path, StoragePath) // a large database takes its time
+		return longRunning(r, info) || connect.Subresource(info) || httpstream.IsUpgradeRequest(r) && s.aggregator.Remote(info) || strings.HasPrefix(r.URL.Path, StoragePath) // a large database takes its time
 	}
 	namer := openapi.NewDefinitionNamer(scheme, extensions.Scheme)
 	config.OpenAPIConfig = genericserver.DefaultOpenAPIConfig(openAPIDefinitions, namer)
 	config.OpenAPIConfig.Info.Title = "Portal"
 	config.OpenAPIV3Config = genericserver.DefaultOpenAPIV3Config(openAPIDefinitions, namer)
 	config.OpenAPIV3Config.Info.Title = "Portal"
+	config.SkipOpenAPIInstallation = true // serveDocuments instead
 
 	if err := s.secure(config); err != nil {
 		return nil, err
@@ -271,8 +316,16 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 		return nil, err
 	}
 	s.client = client
+	registrations, err := registration.NewForConfigAndClient(s.loopback, ownClient)
+	if err != nil {
+		return nil, err
+	}
+	s.aggregator = aggregation.New(aggregation.Options{
+		Client: registrations.APIServices(), Certificate: s.certs.forExtensions, Serializer: codecs,
+		Resolve: s.resolver.ResolveEndpoint, Service: s.resolver.service, Slices: s.resolver.GetEndpointSlices,
+	})
 	s.joining.follow(client)
-	if s.membershipClient, err = s.clientAs(identity.Membership); err != nil {
+	if s.endpointsClient, err = s.clientAs(identity.Membership); err != nil {
 		return nil, err
 	}
 	if s.events, err = s.clientAs(identity.Audit); err != nil {
@@ -298,7 +351,8 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 		return nil, err
 	}
 	config.BuildHandlerChainFunc = func(api http.Handler, c *genericserver.Config) http.Handler {
-		api = withMemberLimit(sayWhy(ownMistakes(api, codecs), s.store), codecs, s.opts.MaxBodyBytes)
+		api = passingOn(api, withMemberLimit(sayWhy(ownMistakes(api, codecs), s.store), codecs, s.opts.MaxBodyBytes), codecs)
+		api = s.aggregator.Handler(api)
 		if s.turns != nil {
 			api = s.turns.withAnswerSizes(api)
 		}
@@ -346,6 +400,9 @@ func (s *Server) secure(config *genericserver.Config) error {
 	return nil
 }
 
+// Hosts are the names and addresses that clients know the server by.
+func (s *Server) Hosts() []string { return s.hosts() }
+
 // hosts are the names and addresses that clients know the server by.
 func (s *Server) hosts() []string {
 	hosts := []string{
@@ -390,11 +447,15 @@ func (s *Server) install(scheme *runtime.Scheme, codecs serializer.CodecFactory,
 		if info.VersionedResourcesStorageMap[version.Version] == nil {
 			info.VersionedResourcesStorageMap[version.Version] = map[string]rest.Storage{}
 		}
+		if version == corev1.SchemeGroupVersion {
+			maps.Copy(storage, s.reach.Subresources(r.Name()))
+		}
 		for path, handler := range storage {
 			info.VersionedResourcesStorageMap[version.Version][path] = handler
 			s.guards.connect(version, path, handler)
 			s.objects.connect(version, path, handler)
 			s.resolver.connect(version, path, handler)
+			s.evictions.Connect(version, path, handler)
 		}
 	}
 	var named []*genericserver.APIGroupInfo

@@ -172,7 +172,7 @@ func (o *OpenedStorage) Reencrypt(ctx context.Context, tell func(store.Reencrypt
 	return o.view.Reencrypt(ctx, o.config.entries, tell)
 }
 
-// readable makes sure that the configuration can decrypt what is stored, before anything is judged or changed.
+// readable makes sure that the configuration can decrypt what is stored, before anything is checked or changed.
 func (o *OpenedStorage) readable(ctx context.Context) error {
 	usage, err := o.view.Survey(ctx, false)
 	if err != nil {

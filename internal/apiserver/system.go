@@ -7,11 +7,13 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,8 +24,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"portal/internal/apiserver/authz"
+	"portal/internal/apiserver/registry/priorityclass"
 	"portal/internal/bootstrap"
 	"portal/internal/ensure"
+	"portal/internal/identity"
 )
 
 // systemNamespaces exist in every cluster.
@@ -72,6 +76,15 @@ func (s *Server) system() []ensure.Object {
 			return core.ConfigMaps(metav1.NamespacePublic).Watch(ctx, named(bootstrap.ClusterInfo))
 		},
 	}}
+	for i, class := range priorityclass.System() {
+		object := ensure.Object{Name: "priorityclass " + class.Name, Ensure: func(ctx context.Context) error { return s.ensurePriorityClass(ctx, class) }}
+		if i == 0 { // one watch for all of them
+			object.Watch = func(ctx context.Context) (watch.Interface, error) {
+				return s.client.SchedulingV1().PriorityClasses().Watch(ctx, metav1.ListOptions{})
+			}
+		}
+		objects = append(objects, object)
+	}
 	for i, name := range systemNamespaces {
 		object := ensure.Object{Name: "namespace " + name, Ensure: func(ctx context.Context) error { return s.ensureNamespace(ctx, name) }}
 		if i == 0 { // one watch for all of them
@@ -87,7 +100,7 @@ func (s *Server) system() []ensure.Object {
 }
 
 // endpointsOf are the endpoints of the kubernetes Service as the members' keys in etcd say they should be.
-func endpointsOf(m *membership) []ensure.Object {
+func endpointsOf(m *serverEndpoints) []ensure.Object {
 	return []ensure.Object{{
 		Name:   "endpoints default/" + defaultName,
 		Ensure: m.reconcile,
@@ -117,7 +130,10 @@ func (s *Server) bootstrap(hook genericserver.PostStartHookContext) error {
 	if err := s.followServiceCIDRs(hook, first); err != nil {
 		klog.ErrorS(err, "service ranges could not be read at start, using those of --service-cluster-ip-range until they can")
 	}
+	var aggregation sync.WaitGroup
+	aggregation.Go(func() { s.aggregator.Start(first) })
 	s.loop.Once(first)
+	aggregation.Wait()
 	// Requests are authorized by what the informers have: the server is ready when they have the default roles.
 	s.factory.WaitForCacheSync(first.Done())
 	s.nodes.WaitSynced(first)
@@ -144,6 +160,16 @@ func (s *Server) reportSystem(name string, err error) {
 		klog.InfoS("system object is reconciled again", "object", name)
 	}
 	s.systemErrs[name] = text
+}
+
+// ensurePriorityClass creates a class that Pods of the system name.
+func (s *Server) ensurePriorityClass(ctx context.Context, class *schedulingv1.PriorityClass) error {
+	client := s.client.SchedulingV1().PriorityClasses()
+	if _, err := client.Get(ctx, class.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		return err
+	}
+	_, err := client.Create(ctx, class, metav1.CreateOptions{})
+	return ignoreRace(err)
 }
 
 func (s *Server) ensureNamespace(ctx context.Context, name string) error {
@@ -268,7 +294,7 @@ func (s *Server) createService(ctx context.Context, want *corev1.Service) error 
 	if getErr != nil {
 		return err
 	}
-	// The API refuses this as long as a Service holds the address.
+	// The API rejects this as long as a Service holds the address.
 	deleteErr := addresses.Delete(ctx, claim.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &claim.UID}})
 	if deleteErr == nil || apierrors.IsNotFound(deleteErr) {
 		_, err = services.Create(ctx, want, metav1.CreateOptions{})
@@ -289,10 +315,9 @@ func (s *Server) ensureAuthenticationConfig(ctx context.Context) error {
 		ObjectMeta: metav1.ObjectMeta{Name: authenticationConfig, Namespace: metav1.NamespaceSystem},
 		Data: map[string]string{
 			"client-ca-file": bundle,
-			// Nothing stands before this API that would speak for others, and no certificate has this name. Without the
-			// entries, components that look for them complain for ever.
+			// API servers behind Services believe this server, and nobody else with a certificate of the cluster, who asks.
 			"requestheader-client-ca-file":       bundle,
-			"requestheader-allowed-names":        `["portal-front-proxy"]`,
+			"requestheader-allowed-names":        `["` + identity.FrontProxy + `"]`,
 			"requestheader-username-headers":     `["X-Remote-User"]`,
 			"requestheader-uid-headers":          `["X-Remote-Uid"]`,
 			"requestheader-group-headers":        `["X-Remote-Group"]`,

@@ -4,10 +4,12 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/apis/flowcontrol/bootstrap"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -23,12 +25,21 @@ const (
 	// lightTurns are how many requests of one user are executed at a time for each CPU. They are short: whoever comes next waits
 	// for them for milliseconds.
 	lightTurns = 8
+	// lightTurnsShared are how many while other users ask too.
+	lightTurnsShared = 1
+	// pauses is how many times as long as a turn the pause is that follows it then, so that one user has a quarter of the CPUs at most.
+	pauses = 3
+	// longestPause is that between two turns.
+	longestPause = time.Second
+	// moment is for how long a user who asked counts as there.
+	moment = time.Second
 	// heavyAnswer is the size of answers that take long to make. Of requests for them a user has at most half of the CPUs at work,
 	// so that everybody else finds one that is free: the scheduler lets a long computation run for 10 ms before the next has a turn.
 	heavyAnswer = 128 << 10
-	// turnLength is after what time a request no longer counts. It waits rather than computes: for a client that reads slowly, or a
-	// webhook.
-	turnLength = 5 * time.Second
+	// heavyTurnLength is after what time a request no longer counts: it waits rather than computes, for a client that reads slowly.
+	heavyTurnLength = 5 * time.Second
+	// lightTurnLength is the same for the others: a request that takes longer waits, maybe for a webhook that itself asks as this user.
+	lightTurnLength = 500 * time.Millisecond
 	// mostWaiting are how many requests of one user may wait.
 	mostWaiting = 500
 	// mostAnswers bounds what is remembered of answers' sizes.
@@ -44,11 +55,20 @@ var insideUsers = []string{
 // stand before priorities and fairness, which share seats among users but let one have all of them while no other asks: whoever
 // asks then waits until a request that may take long has ended.
 type turns struct {
-	light, heavy int
+	light, lightShared, heavy int
 
 	mu      sync.Mutex
 	users   map[turnKey]*line
 	answers map[answerKey]int
+	// latest are the last two people or programs who asked, and when; neither anonymous clients nor the cluster's own parts, of which
+	// some always ask.
+	latest [2]arrival
+	now    func() time.Time
+}
+
+type arrival struct {
+	user string
+	at   time.Time
 }
 
 type turnKey struct {
@@ -64,24 +84,67 @@ type line struct {
 
 func newTurns(cpus int) *turns {
 	return &turns{
-		light: lightTurns * cpus, heavy: max(1, cpus/2),
-		users: map[turnKey]*line{}, answers: map[answerKey]int{},
+		light: lightTurns * cpus, lightShared: lightTurnsShared * cpus, heavy: max(1, cpus/2),
+		users: map[turnKey]*line{}, answers: map[answerKey]int{}, now: time.Now,
 	}
+}
+
+// arrived notes that a user asks.
+func (t *turns) arrived(who string, now time.Time) {
+	if who == user.Anonymous || isComponent(who) {
+		return
+	}
+	if t.latest[0].user != who {
+		t.latest[1] = t.latest[0]
+	}
+	t.latest[0] = arrival{who, now}
+}
+
+// yields says whether a user must leave room for others: another has asked a moment ago. Components of the cluster do not yield,
+// for what they do is what the others wait for.
+func (t *turns) yields(who string, now time.Time) bool {
+	if isComponent(who) {
+		return false
+	}
+	for _, other := range t.latest {
+		if other.user != who && other.user != "" && now.Sub(other.at) < moment {
+			return true
+		}
+	}
+	return false
+}
+
+// isComponent says whether a name is one of the cluster's own parts: names that begin with system: are reserved for them, but
+// anonymous and most ServiceAccounts are users.
+func isComponent(name string) bool {
+	if account, ok := strings.CutPrefix(name, "system:serviceaccount:"); ok {
+		return strings.HasPrefix(account, metav1.NamespaceSystem+":")
+	}
+	return strings.HasPrefix(name, "system:") && name != user.Anonymous
+}
+
+// most is how many requests of a line are executed at a time.
+func (t *turns) most(key turnKey, now time.Time) int {
+	switch {
+	case key.heavy:
+		return t.heavy
+	case t.yields(key.user, now):
+		return t.lightShared
+	}
+	return t.light
 }
 
 // take waits for a turn. It returns a function that ends the turn; nil if there was none before ctx ended.
 func (t *turns) take(ctx context.Context, key turnKey) (done func()) {
-	most := t.light
-	if key.heavy {
-		most = t.heavy
-	}
 	t.mu.Lock()
+	now := t.now()
+	t.arrived(key.user, now)
 	l := t.users[key]
 	if l == nil {
 		l = &line{}
 		t.users[key] = l
 	}
-	if l.executing < most {
+	if len(l.waiting) == 0 && l.executing < t.most(key, now) {
 		l.executing++
 		t.mu.Unlock()
 		return t.turn(key, l)
@@ -92,6 +155,7 @@ func (t *turns) take(ctx context.Context, key turnKey) (done func()) {
 	}
 	mine := make(chan struct{})
 	l.waiting = append(l.waiting, mine)
+	t.wake(key, l) // the others may have fallen silent meanwhile, so that there are more turns
 	t.mu.Unlock()
 	select {
 	case <-mine:
@@ -112,24 +176,48 @@ func (t *turns) take(ctx context.Context, key turnKey) (done func()) {
 
 // turn ends by itself if it takes too long.
 func (t *turns) turn(key turnKey, l *line) (done func()) {
-	end := sync.OnceFunc(func() { t.end(key, l) })
-	timer := time.AfterFunc(turnLength, end)
+	begun, length := t.now(), lightTurnLength
+	if key.heavy {
+		length = heavyTurnLength
+	}
+	var once sync.Once
+	timer := time.AfterFunc(length, func() { once.Do(func() { t.end(key, l, 0) }) })
 	return func() {
 		timer.Stop()
-		end()
+		once.Do(func() { t.end(key, l, t.now().Sub(begun)) })
 	}
 }
 
-func (t *turns) end(key turnKey, l *line) {
+// end gives the turn to the next request. While others ask too, it comes after a pause: on a machine that is never idle everybody
+// waits.
+func (t *turns) end(key turnKey, l *line, took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(l.waiting) > 0 {
-		close(l.waiting[0])
-		l.waiting = l.waiting[1:]
+	if took > 0 && len(l.waiting) > 0 && t.yields(key.user, t.now()) {
+		time.AfterFunc(min(pauses*took, longestPause), func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.next(key, l)
+		})
 		return
 	}
-	if l.executing--; l.executing == 0 {
+	t.next(key, l)
+}
+
+// next frees a turn.
+func (t *turns) next(key turnKey, l *line) {
+	l.executing--
+	t.wake(key, l)
+	if l.executing == 0 {
 		delete(t.users, key)
+	}
+}
+
+// wake gives turns to those that wait, as far as there are any.
+func (t *turns) wake(key turnKey, l *line) {
+	for most := t.most(key, t.now()); len(l.waiting) > 0 && l.executing < most; l.executing++ {
+		close(l.waiting[0])
+		l.waiting = l.waiting[1:]
 	}
 }
 
@@ -146,11 +234,20 @@ func answerOf(info *request.RequestInfo) answerKey {
 	return answerKey{group: info.APIGroup, resource: info.Resource, verb: info.Verb, everywhere: info.Namespace == ""}
 }
 
-// isHeavy says whether requests like this one had large answers.
+// isHeavy says whether requests like this one had large answers. What nobody has asked for yet may be large.
 func (t *turns) isHeavy(info *request.RequestInfo) bool {
+	if !isSized(info) {
+		return false
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.answers[answerOf(info)] >= heavyAnswer
+	size, known := t.answers[answerOf(info)]
+	return !known || size >= heavyAnswer
+}
+
+// isSized says whether the size of a request's answer is learned: that of lists, and of documents such as OpenAPI's.
+func isSized(info *request.RequestInfo) bool {
+	return info.IsResourceRequest && info.Verb == "list" || !info.IsResourceRequest && info.Verb == "get"
 }
 
 // learn remembers the size of an answer, the last ones counting most.
@@ -159,8 +256,8 @@ func (t *turns) learn(info *request.RequestInfo, size int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	before, known := t.answers[key]
-	if !known && (size < heavyAnswer || len(t.answers) >= mostAnswers) {
-		return // what was never large need not be remembered
+	if !known && len(t.answers) >= mostAnswers {
+		clear(t.answers) // paths that don't exist could fill it
 	}
 	t.answers[key] = max(size, before-before/4)
 }
@@ -169,13 +266,13 @@ func (t *turns) learn(info *request.RequestInfo, size int) {
 func (t *turns) withAnswerSizes(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, ok := request.RequestInfoFrom(r.Context())
-		if !ok || info.IsResourceRequest && info.Verb != "list" || !info.IsResourceRequest && r.Method != http.MethodGet {
+		if !ok || !isSized(info) {
 			next.ServeHTTP(w, r)
 			return
 		}
 		counted := &countedAnswer{ResponseWriter: w}
 		next.ServeHTTP(responsewriter.WrapForHTTP1Or2(counted), r)
-		if counted.code == 0 || counted.code == http.StatusOK {
+		if counted.code == 0 || counted.code == http.StatusOK || counted.code == http.StatusNotFound {
 			t.learn(info, sizeOf(w.Header(), counted.size, info.IsResourceRequest))
 		}
 	})
@@ -218,15 +315,23 @@ type inTurns struct {
 	turns *turns
 }
 
-// Handle waits for a turn, and then for a seat. Parts of the server wait for neither.
+// takesTurns says whether a request takes turns with the others of its user. Parts of the server and probes never wait, and a
+// watch would hold its turn for minutes.
+func takesTurns(digest *utilflowcontrol.RequestDigest) bool {
+	return !isInside(digest.User) && !slices.Contains(insideUsers, digest.User.GetName()) &&
+		digest.RequestInfo.Verb != "watch" &&
+		(digest.RequestInfo.IsResourceRequest || !slices.Contains(openPaths, digest.RequestInfo.Path))
+}
+
+// Handle waits for a turn, and then for a seat. A request that gets no turn is not executed, which the library answers with 429.
 func (f inTurns) Handle(ctx context.Context, digest utilflowcontrol.RequestDigest,
 	note func(*flowcontrolv1.FlowSchema, *flowcontrolv1.PriorityLevelConfiguration, string),
 	estimate func() flowcontrolrequest.WorkEstimate, queued fairqueuing.QueueNoteFn, execute func(),
 ) {
-	if !isInside(digest.User) && !slices.Contains(insideUsers, digest.User.GetName()) && digest.RequestInfo.Verb != "watch" {
+	if takesTurns(&digest) {
 		done := f.turns.take(ctx, turnKey{digest.User.GetName(), f.turns.isHeavy(digest.RequestInfo)})
 		if done == nil {
-			// It is answered with 429, for which the level must be known.
+			// The answer names the level.
 			note(bootstrap.MandatoryFlowSchemaCatchAll, bootstrap.MandatoryPriorityLevelConfigurationCatchAll, digest.User.GetName())
 			return
 		}

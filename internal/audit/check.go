@@ -86,7 +86,7 @@ func (c *check) add(f Finding) {
 	c.findings = append(c.findings, f)
 }
 
-// service notes what a Service holds, and judges what needs no claim to be judged.
+// service notes what a Service holds, and checks what needs no claim to be checked.
 func (c *check) service(svc *Service) {
 	name := nameOf(svc.Owner)
 	c.services[name] = svc
@@ -152,7 +152,7 @@ func older(a, b *Service) bool {
 	return a.Key < b.Key
 }
 
-// held judges the claim on what one or more Services hold.
+// held checks the claim on what one or more Services hold.
 func (c *check) held(on alloc.Claim, holders []*Service) {
 	claim := c.claims[on]
 	keeper := keeper(claim, holders)
@@ -223,7 +223,7 @@ func (c *check) twice(on alloc.Claim, svc *Service, owner string) {
 	})
 }
 
-// unheld judges a claim on what no Service holds.
+// unheld checks a claim on what no Service holds.
 func (c *check) unheld(claim *Claim) {
 	word, text := wordsFor(claim.On), textOf(claim.On)
 	finding := Finding{Claim: text, about: aboutAPI(), repair: &repair{on: claim.On, key: claim.Key, seen: claim.Modified}}

@@ -31,7 +31,7 @@ var (
 	})
 )
 
-// measure tells what an audit came to. Problems that were not found are told too, as 0, so that an alert can end.
+// measure records the result of an audit. Problems that were not found are recorded too, as 0, so that an alert can end.
 func measure(report Report) {
 	count := map[Problem]int{}
 	for _, f := range report.Findings {

@@ -49,12 +49,15 @@ type Config struct {
 	// whose request doesn't ask for less (a year).
 	Authority       csr.Authority
 	CertificateLife time.Duration
+	// ServerHosts are the names and addresses of the API server, which no node's certificate may have; nil: only those that the API has are
+	// known.
+	ServerHosts func() []string
 
 	// SliceWorkers and EndpointsWorkers are how many Services are synced at a time (16 and 2). Slices are what
 	// proxies read, so at a start with many Services they come first.
 	SliceWorkers, EndpointsWorkers int
 
-	// RootCA is what verifies the API server's certificate, in PEM, as Pods are told; it may change. Nil: what REST says.
+	// RootCA is what verifies the API server's certificate, in PEM, as Pods get it; it may change. Nil: what REST says.
 	RootCA func() []byte
 
 	// Own are further controllers, of the caller's, by name. They run if they are selected.

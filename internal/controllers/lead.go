@@ -56,11 +56,11 @@ func (e Election) Validate() error {
 	return nil
 }
 
-// ErrLost says that the Lease could not be renewed in time, and another process may lead.
-var ErrLost = errors.New("leadership lost: the Lease could not be renewed in time")
+// errLost says that the Lease could not be renewed in time, and another process may lead.
+var errLost = errors.New("leadership lost: the Lease could not be renewed in time")
 
-// Lead waits until it is elected, and runs the controllers until ctx ends or the Lease is lost. Losing it is ErrLost:
-// nothing that was known under it may be kept. A standby fills its caches while it waits, so that it can start work as
+// Lead waits until it is elected, and runs the controllers until ctx ends. If the Lease is lost it starts over as a standby:
+// nothing that was known under the Lease may be kept. A standby fills its caches while it waits, so that it can start work as
 // soon as it is elected.
 func Lead(ctx context.Context, cfg Config, selection Selection, e Election) error {
 	return startOver(ctx, &cfg, func() error { return lead(ctx, cfg, selection, e) })
@@ -76,9 +76,9 @@ func lead(ctx context.Context, cfg Config, selection Selection, e Election) erro
 	if err != nil {
 		return err
 	}
-	elected := make(chan struct{})
+	elected, ended := make(chan struct{}), make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: lock, Name: e.Name, ReleaseOnCancel: true,
+		Lock: releaseLast{lock, func() { stopWork(nil); <-ended }}, Name: e.Name, ReleaseOnCancel: true,
 		LeaseDuration: e.Lease, RenewDeadline: e.Renew, RetryPeriod: e.Retry,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(leased context.Context) {
@@ -96,16 +96,16 @@ func lead(ctx context.Context, cfg Config, selection Selection, e Election) erro
 	ran := make(chan error, 1)
 	go func() {
 		ran <- run(work, cfg, selection)
+		close(ended)
 		stopElecting()
 	}()
 	elector.Run(electing)
-	lost := electing.Err() == nil
 	stopWork(nil)
 	if err := <-ran; err != nil {
 		return err
 	}
-	if lost {
-		return ErrLost
+	if ctx.Err() == nil {
+		return errLost // nobody asked for the end
 	}
 	return nil
 }
@@ -126,6 +126,20 @@ func (e Election) lock(config *rest.Config, fail context.CancelCauseFunc) (resou
 		return lock, nil
 	}
 	return takeover{lock, e.Ended}, nil
+}
+
+// releaseLast ends the work before the Lease is released, also when it is released because it could not be renewed: another
+// process may lead from then on.
+type releaseLast struct {
+	resourcelock.Interface
+	endWork func()
+}
+
+func (l releaseLast) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if record.HolderIdentity == "" {
+		l.endWork()
+	}
+	return l.Interface.Update(ctx, record)
 }
 
 // takeover shows the Lease of a process that has ended as released.

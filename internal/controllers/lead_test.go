@@ -136,6 +136,7 @@ func TestAStandbyBeginsWithWhatWasLeft(t *testing.T) {
 		die("early-" + name(i))
 	}
 	w.eventually(10*time.Second, func() string { return show(1) })
+	time.Sleep(2 * time.Second) // the standby, too, has seen it
 	w.must(first.Process.Kill())
 	var order, got []string
 	for _, i := range rand.Perm(services) {

@@ -32,14 +32,14 @@ func wentBack(what, now, before string) error {
 	return fmt.Errorf("%w: %s is at resourceVersion %s after %s", errRestored, what, now, before)
 }
 
-// startOver runs a function again as long as it ends because the API was restored.
+// startOver runs a function again as long as it ends because the API was restored, or the Lease was lost.
 func startOver(ctx context.Context, cfg *Config, run func() error) error {
 	if ready := cfg.Ready; ready != nil {
 		cfg.Ready = sync.OnceFunc(ready)
 	}
 	for {
 		err := run()
-		if !errors.Is(err, errRestored) || ctx.Err() != nil {
+		if !errors.Is(err, errRestored) && !errors.Is(err, errLost) || ctx.Err() != nil {
 			return err
 		}
 		klog.FromContext(ctx).Info("starting over", "reason", err)

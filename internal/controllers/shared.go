@@ -6,10 +6,13 @@ import (
 	"net/http"
 	"sync"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
@@ -26,6 +29,7 @@ import (
 	"portal/internal/controllers/account"
 	"portal/internal/controllers/membership"
 	"portal/internal/controllers/sliceview"
+	"portal/internal/controllers/workload"
 )
 
 // shared is what controllers have in common: clients, and one informer a kind, of those kinds that a selected
@@ -86,7 +90,7 @@ func (s *shared) clients(as *rest.Config) (out apiClients, err error) {
 	return out, err
 }
 
-// as is the account that a controller writes with. An error is told when the controllers start.
+// as is the account that a controller writes with. An error is returned when the controllers start.
 func (s *shared) as(controller string) apiClients {
 	if s.cfg.As == nil {
 		return s.apiClients
@@ -106,12 +110,17 @@ func (s *shared) close() { s.events.Shutdown() }
 
 // informer makes or finds the informer of a kind. Objects come stripped to what the controllers use.
 func (s *shared) informer(kind string, strip cache.TransformFunc, make func(informers.SharedInformerFactory) cache.SharedIndexInformer, indexers cache.Indexers) cache.SharedIndexInformer {
+	return s.informerAs(s.client, kind, strip, make, indexers)
+}
+
+// informerAs is informer with the client of one controller, for a kind that nobody else reads.
+func (s *shared) informerAs(client kubernetes.Interface, kind string, strip cache.TransformFunc, make func(informers.SharedInformerFactory) cache.SharedIndexInformer, indexers cache.Indexers) cache.SharedIndexInformer {
 	if i := s.informers[kind]; i != nil {
 		return i
 	}
 	// Each kind has a factory of its own, because namespace and transform are settings of a factory. Nothing is resynced
 	// periodically: every queue retries until it has succeeded.
-	i := make(informers.NewSharedInformerFactoryWithOptions(s.client, 0, informers.WithTransform(strip), informers.WithNamespace(namespaceOf[kind]),
+	i := make(informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(strip), informers.WithNamespace(namespaceOf[kind]),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = fieldsOf[kind] })))
 	_ = i.SetWatchErrorHandlerWithContext(membership.LogWatchError) // it fails only once the informer runs
 	if err := i.AddIndexers(indexers); err != nil && s.err == nil {
@@ -133,7 +142,61 @@ var fieldsOf = map[string]string{
 func (s *shared) pods() cache.SharedIndexInformer {
 	return s.informer("pods", strip(stripPod), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
 		return f.Core().V1().Pods().Informer()
-	}, cache.Indexers{membership.ByNode: membership.IndexByNode})
+	}, cache.Indexers{membership.ByNode: membership.IndexByNode, workload.ByController: workload.IndexByController})
+}
+
+func (s *shared) deployments() cache.SharedIndexInformer {
+	return s.informer("deployments", strip(keep[*appsv1.Deployment]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Apps().V1().Deployments().Informer()
+	}, nil)
+}
+
+func (s *shared) replicaSets() cache.SharedIndexInformer {
+	return s.informer("replicasets", strip(keep[*appsv1.ReplicaSet]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Apps().V1().ReplicaSets().Informer()
+	}, cache.Indexers{workload.ByController: workload.IndexByController})
+}
+
+func (s *shared) statefulSets() cache.SharedIndexInformer {
+	return s.informer("statefulsets", strip(keep[*appsv1.StatefulSet]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Apps().V1().StatefulSets().Informer()
+	}, nil)
+}
+
+func (s *shared) daemonSets() cache.SharedIndexInformer {
+	return s.informer("daemonsets", strip(keep[*appsv1.DaemonSet]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Apps().V1().DaemonSets().Informer()
+	}, nil)
+}
+
+func (s *shared) revisions() cache.SharedIndexInformer {
+	return s.informer("controllerrevisions", strip(keep[*appsv1.ControllerRevision]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Apps().V1().ControllerRevisions().Informer()
+	}, cache.Indexers{workload.ByController: workload.IndexByController})
+}
+
+func (s *shared) replicationControllers() cache.SharedIndexInformer {
+	return s.informer("replicationcontrollers", strip(keep[*corev1.ReplicationController]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Core().V1().ReplicationControllers().Informer()
+	}, nil)
+}
+
+func (s *shared) jobs() cache.SharedIndexInformer {
+	return s.informer("jobs", strip(keep[*batchv1.Job]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Batch().V1().Jobs().Informer()
+	}, cache.Indexers{workload.ByController: workload.IndexByController})
+}
+
+func (s *shared) cronJobs() cache.SharedIndexInformer {
+	return s.informer("cronjobs", strip(keep[*batchv1.CronJob]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Batch().V1().CronJobs().Informer()
+	}, nil)
+}
+
+func (s *shared) budgets() cache.SharedIndexInformer {
+	return s.informer("poddisruptionbudgets", strip(keep[*policyv1.PodDisruptionBudget]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+		return f.Policy().V1().PodDisruptionBudgets().Informer()
+	}, nil)
 }
 
 func (s *shared) services() cache.SharedIndexInformer {
@@ -195,9 +258,9 @@ func (s *shared) rootCAConfigMaps() cache.SharedIndexInformer {
 	}, nil)
 }
 
-// tokenSecrets are those that hold a ServiceAccount's token, or ask for one.
-func (s *shared) tokenSecrets() cache.SharedIndexInformer {
-	return s.informer("secrets", strip(keep[*corev1.Secret]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
+// tokenSecrets are those that hold a ServiceAccount's token, or ask for one. Only the controller of tokens may read them.
+func (s *shared) tokenSecrets(client kubernetes.Interface) cache.SharedIndexInformer {
+	return s.informerAs(client, "secrets", strip(keep[*corev1.Secret]), func(f informers.SharedInformerFactory) cache.SharedIndexInformer {
 		return f.Core().V1().Secrets().Informer()
 	}, cache.Indexers{account.ByAccount: account.IndexByAccount})
 }

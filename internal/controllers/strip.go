@@ -1,8 +1,13 @@
 package controllers
 
 import (
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresources "k8s.io/component-helpers/resource"
+
+	"portal/internal/clusterdns"
 )
 
 // What is stripped here is never written back: Pods and Nodes are patched or read again first.
@@ -16,7 +21,7 @@ func stripMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
 
 func stripPod(pod *corev1.Pod) *corev1.Pod {
 	out := &corev1.Pod{
-		ObjectMeta: stripMeta(pod.ObjectMeta),
+		ObjectMeta: stripOwned(pod.ObjectMeta),
 		Spec: corev1.PodSpec{
 			NodeName: pod.Spec.NodeName, Hostname: pod.Spec.Hostname, Subdomain: pod.Spec.Subdomain,
 			Containers: stripContainers(pod.Spec.Containers, false), InitContainers: stripContainers(pod.Spec.InitContainers, true),
@@ -26,16 +31,101 @@ func stripPod(pod *corev1.Pod) *corev1.Pod {
 		},
 	}
 	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
+		if c.Type == corev1.PodReady || c.Type == corev1.DisruptionTarget {
 			c.Message = ""
-			out.Status.Conditions = []corev1.PodCondition{c}
+			out.Status.Conditions = append(out.Status.Conditions, c)
+		}
+	}
+	stripScheduling(pod, out)
+	if owner := metav1.GetControllerOfNoCopy(pod); owner != nil && owner.Kind == "Job" {
+		return stripJobPod(pod, out)
+	}
+	if cost, set := pod.Annotations[corev1.PodDeletionCost]; set {
+		out.Annotations = map[string]string{corev1.PodDeletionCost: cost}
+	}
+	var restarts int32
+	for i := range pod.Status.ContainerStatuses {
+		restarts = max(restarts, pod.Status.ContainerStatuses[i].RestartCount)
+	}
+	if restarts > 0 {
+		out.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: restarts}}
+	}
+	return out
+}
+
+// stripJobPod keeps how a Pod of a Job ended, which its failure policy asks about, and which index it has.
+func stripJobPod(pod, out *corev1.Pod) *corev1.Pod {
+	out.DeletionGracePeriodSeconds = pod.DeletionGracePeriodSeconds
+	for key, value := range pod.Annotations {
+		if strings.HasPrefix(key, "batch.kubernetes.io/") || key == corev1.PodDeletionCost {
+			if out.Annotations == nil {
+				out.Annotations = map[string]string{}
+			}
+			out.Annotations[key] = value
+		}
+	}
+	out.Status.Conditions = nil
+	for _, c := range pod.Status.Conditions {
+		c.Message = ""
+		out.Status.Conditions = append(out.Status.Conditions, c)
+	}
+	statuses := func(in []corev1.ContainerStatus) (out []corev1.ContainerStatus) {
+		for _, c := range in {
+			kept := corev1.ContainerStatus{Name: c.Name, RestartCount: c.RestartCount}
+			if t := c.State.Terminated; t != nil {
+				kept.State.Terminated = &corev1.ContainerStateTerminated{ExitCode: t.ExitCode, FinishedAt: t.FinishedAt}
+			}
+			out = append(out, kept)
+		}
+		return out
+	}
+	out.Status.ContainerStatuses, out.Status.InitContainerStatuses = statuses(pod.Status.ContainerStatuses), statuses(pod.Status.InitContainerStatuses)
+	return out
+}
+
+// stripScheduling keeps what decides where a Pod goes, and of one that has its node what others have to respect: what it
+// takes, and whom it wants far.
+func stripScheduling(pod, out *corev1.Pod) {
+	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return
+	}
+	if total := podresources.PodRequests(pod, podresources.PodResourcesOptions{}); len(total) > 0 {
+		if len(out.Spec.Containers) == 0 {
+			out.Spec.Containers = []corev1.Container{{}}
+		}
+		out.Spec.Containers[0].Resources.Requests = total
+	}
+	if pod.Spec.NodeName != "" {
+		if affinity := pod.Spec.Affinity; affinity != nil && (affinity.PodAffinity != nil || affinity.PodAntiAffinity != nil) {
+			out.Spec.Affinity = &corev1.Affinity{PodAffinity: affinity.PodAffinity, PodAntiAffinity: affinity.PodAntiAffinity}
+		}
+		return
+	}
+	from, to := &pod.Spec, &out.Spec
+	to.SchedulerName, to.SchedulingGates, to.Priority = from.SchedulerName, from.SchedulingGates, from.Priority
+	to.NodeSelector, to.Affinity, to.Tolerations = from.NodeSelector, from.Affinity, from.Tolerations
+	to.TopologySpreadConstraints = from.TopologySpreadConstraints
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			out.Status.Conditions = append(out.Status.Conditions, c)
+		}
+	}
+}
+
+// stripOwned keeps the one owner that counts: the controller.
+func stripOwned(m metav1.ObjectMeta) metav1.ObjectMeta {
+	out := stripMeta(m)
+	for _, owner := range m.OwnerReferences {
+		if owner.Controller != nil && *owner.Controller {
+			owner.BlockOwnerDeletion = nil
+			out.OwnerReferences = []metav1.OwnerReference{owner}
 		}
 	}
 	return out
 }
 
-// stripContainers leaves the ports that have a name, which is what a target port can ask for; of init containers only
-// those that stay.
+// stripContainers leaves the ports that have a name, which is what a target port can ask for, and those of the host; of init
+// containers only those that stay.
 func stripContainers(in []corev1.Container, init bool) []corev1.Container {
 	var ports []corev1.ContainerPort
 	for i := range in {
@@ -44,8 +134,10 @@ func stripContainers(in []corev1.Container, init bool) []corev1.Container {
 			continue
 		}
 		for _, p := range in[i].Ports {
-			if p.Name != "" {
-				ports = append(ports, corev1.ContainerPort{Name: p.Name, ContainerPort: p.ContainerPort, Protocol: p.Protocol})
+			if p.Name != "" || p.HostPort > 0 {
+				ports = append(ports, corev1.ContainerPort{
+					Name: p.Name, ContainerPort: p.ContainerPort, Protocol: p.Protocol, HostPort: p.HostPort, HostIP: p.HostIP,
+				})
 			}
 		}
 	}
@@ -91,19 +183,20 @@ func stripAccount(account *corev1.ServiceAccount) *corev1.ServiceAccount {
 func stripNode(node *corev1.Node) *corev1.Node {
 	out := &corev1.Node{
 		ObjectMeta: stripMeta(node.ObjectMeta),
-		Spec:       corev1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints},
+		Spec:       corev1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints, Unschedulable: node.Spec.Unschedulable},
 		Status: corev1.NodeStatus{
-			Allocatable: corev1.ResourceList{},
+			Addresses:   node.Status.Addresses,
+			Allocatable: node.Status.Allocatable,
 			NodeInfo:    corev1.NodeSystemInfo{KubeletVersion: node.Status.NodeInfo.KubeletVersion},
 		},
-	}
-	if cpu, ok := node.Status.Allocatable[corev1.ResourceCPU]; ok {
-		out.Status.Allocatable[corev1.ResourceCPU] = cpu
 	}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			out.Status.Conditions = []corev1.NodeCondition{c}
 		}
+	}
+	if at, ok := node.Annotations[clusterdns.Annotation]; ok {
+		out.Annotations = map[string]string{clusterdns.Annotation: at}
 	}
 	return out
 }

@@ -6,10 +6,14 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/rest"
+	podresources "k8s.io/component-helpers/resource"
 	"k8s.io/endpointslice"
+	"k8s.io/utils/ptr"
 )
 
 func restNowhere() *rest.Config { return &rest.Config{Host: "https://127.0.0.1:1"} }
@@ -59,6 +63,49 @@ func TestStrippedPodsHaveTheirPorts(t *testing.T) {
 	}
 	if stripped.Annotations != nil || stripped.ManagedFields != nil || stripped.Spec.Containers[0].Image != "" || len(stripped.Status.Conditions) != 1 {
 		t.Errorf("not stripped: %v", stripped)
+	}
+}
+
+// A stripped Pod takes the same of a node, and keeps the same others away.
+func TestStrippedPodsTakeTheSame(t *testing.T) {
+	always := corev1.ContainerRestartPolicyAlways
+	asks := func(cpu, disk string) corev1.ResourceRequirements {
+		return corev1.ResourceRequirements{Requests: corev1.ResourceList{
+			"cpu": resource.MustParse(cpu), "ephemeral-storage": resource.MustParse(disk), "example.com/gpu": resource.MustParse("1"),
+		}}
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p", OwnerReferences: []metav1.OwnerReference{{UID: "other"}, {UID: "owner", Controller: ptr.To(true)}}},
+		Spec: corev1.PodSpec{
+			SchedulerName: "s", NodeSelector: map[string]string{"a": "b"}, Overhead: corev1.ResourceList{"cpu": resource.MustParse("10m")},
+			InitContainers: []corev1.Container{{Resources: asks("3", "1Gi")}, {RestartPolicy: &always, Resources: asks("1", "1Gi")}},
+			Containers: []corev1.Container{
+				{Resources: asks("500m", "2Gi"), Ports: []corev1.ContainerPort{{ContainerPort: 80, HostPort: 8080, HostIP: "10.0.0.1"}}},
+				{Resources: asks("700m", "1Gi")},
+			},
+			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{}, PodAntiAffinity: &corev1.PodAntiAffinity{}},
+		},
+	}
+	for _, node := range []string{"", "n"} {
+		pod.Spec.NodeName = node
+		got, err := strip(stripPod)(pod.DeepCopy())
+		if err != nil {
+			t.Fatal(err)
+		}
+		stripped := got.(*corev1.Pod)
+		want, have := podresources.PodRequests(pod, podresources.PodResourcesOptions{}), podresources.PodRequests(stripped, podresources.PodResourcesOptions{})
+		if !equality.Semantic.DeepEqual(want, have) {
+			t.Errorf("on %q it takes %v, want %v", node, have, want)
+		}
+		if ports := stripped.Spec.Containers[0].Ports; len(ports) != 1 || ports[0].HostPort != 8080 || ports[0].HostIP != "10.0.0.1" {
+			t.Errorf("on %q it has the ports %v", node, ports)
+		}
+		if stripped.Spec.Affinity.PodAntiAffinity == nil || (stripped.Spec.Affinity.NodeAffinity == nil) != (node != "") || (stripped.Spec.NodeSelector == nil) != (node != "") {
+			t.Errorf("on %q its affinity is %+v, its selector %v", node, stripped.Spec.Affinity, stripped.Spec.NodeSelector)
+		}
+		if len(stripped.OwnerReferences) != 1 || stripped.OwnerReferences[0].UID != "owner" {
+			t.Errorf("on %q it is owned by %v", node, stripped.OwnerReferences)
+		}
 	}
 }
 

@@ -16,8 +16,8 @@ func TestComponent(t *testing.T) {
 	good := func() *x509.CertificateRequest {
 		return &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:portal:proxy:n1", Organization: []string{"system:portal:proxies"}}}
 	}
-	if role, err := Component(good(), usages); err != nil || role != identity.Proxy {
-		t.Fatalf("%s, %v", role, err)
+	if role, machine, err := Component(good(), usages); err != nil || role != identity.Proxy || machine != "n1" {
+		t.Fatalf("%s %s, %v", role, machine, err)
 	}
 	if err := Signable(identity.Signer, good(), usages); err != nil {
 		t.Error(err)
@@ -38,12 +38,12 @@ func TestComponent(t *testing.T) {
 	} {
 		r := good()
 		spoil(r)
-		if _, err := Component(r, usages); err == nil {
+		if _, _, err := Component(r, usages); err == nil {
 			t.Errorf("%s: accepted", what)
 		}
 	}
 	for _, bad := range [][]certificatesv1.KeyUsage{nil, {certificatesv1.UsageClientAuth}, append(usages, certificatesv1.UsageServerAuth), append(usages, certificatesv1.UsageCertSign)} {
-		if _, err := Component(good(), bad); err == nil {
+		if _, _, err := Component(good(), bad); err == nil {
 			t.Errorf("usages %v: accepted", bad)
 		}
 	}

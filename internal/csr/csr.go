@@ -8,6 +8,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -43,7 +44,7 @@ func Signers() []string {
 	}
 }
 
-// Signable says why a signer refuses a request, or nil. It is asked about Signers only.
+// Signable says why a signer rejects a request, or nil. It is asked about Signers only.
 func Signable(signer string, request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	switch signer {
 	case certificatesv1.KubeAPIServerClientSignerName:
@@ -53,13 +54,13 @@ func Signable(signer string, request *x509.CertificateRequest, usages []certific
 	case certificatesv1.KubeletServingSignerName:
 		return NodeServing(request, usages)
 	case identity.Signer:
-		_, err := Component(request, usages)
+		_, _, err := Component(request, usages)
 		return err
 	}
 	return fmt.Errorf("the signer %q is not known here", signer)
 }
 
-// Client judges a request for a certificate that proves who a client of the API is.
+// Client checks a request for a certificate that proves who a client of the API is.
 func Client(usages []certificatesv1.KeyUsage) error {
 	for _, u := range usages {
 		if u != certificatesv1.UsageClientAuth && u != certificatesv1.UsageDigitalSignature && u != certificatesv1.UsageKeyEncipherment {
@@ -72,7 +73,7 @@ func Client(usages []certificatesv1.KeyUsage) error {
 	return nil
 }
 
-// NodeClient judges a request for a certificate by which a node proves who it is.
+// NodeClient checks a request for a certificate by which a node proves who it is.
 func NodeClient(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	if err := node(request, usages, certificatesv1.UsageClientAuth); err != nil {
 		return err
@@ -83,7 +84,7 @@ func NodeClient(request *x509.CertificateRequest, usages []certificatesv1.KeyUsa
 	return nil
 }
 
-// NodeServing judges a request for a certificate that a node serves its own API with.
+// NodeServing checks a request for a certificate that a node serves its own API with.
 func NodeServing(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	if err := node(request, usages, certificatesv1.UsageServerAuth); err != nil {
 		return err
@@ -94,7 +95,36 @@ func NodeServing(request *x509.CertificateRequest, usages []certificatesv1.KeyUs
 	return nil
 }
 
-// node judges what both certificates of a node have in common.
+// ServingName is a name for a node's serving certificate that is nobody else's, whatever the node is called and wherever it runs: beside an
+// API server, for example, whose names and addresses no node's certificate may have.
+func ServingName(node string) string { return node + ".node.internal" }
+
+// ServingFor says why a node must not be given a certificate to serve with unless a person has had a look, or nil. Own are the names and
+// addresses that the Node object has; taken says that one is somebody else's, too: another node's or an API server's.
+func ServingFor(request *x509.CertificateRequest, node string, own []string, taken func(host string) bool) error {
+	if request.Subject.CommonName != NodeUserPrefix+node {
+		return fmt.Errorf("subject: the common name must be %s", NodeUserPrefix+node)
+	}
+	for _, name := range request.DNSNames {
+		if name == ServingName(node) {
+			continue
+		}
+		// Other names are only as good as whoever resolves them.
+		if name != node || name == "localhost" || name == "kubernetes" || strings.HasPrefix(name, "kubernetes.") || serviceName(name) || taken(name) {
+			return fmt.Errorf("subject alternative names: %s is not known to be the node's", name)
+		}
+	}
+	for _, ip := range request.IPAddresses {
+		addr, ok := netip.AddrFromSlice(ip)
+		addr = addr.Unmap()
+		if !ok || !addr.IsGlobalUnicast() || !slices.Contains(own, addr.String()) || taken(addr.String()) {
+			return fmt.Errorf("subject alternative names: %s is not known to be the node's", ip)
+		}
+	}
+	return nil
+}
+
+// node checks what both certificates of a node have in common.
 func node(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage, purpose certificatesv1.KeyUsage) error {
 	if !slices.Equal(request.Subject.Organization, []string{NodeGroup}) {
 		return fmt.Errorf("subject: the organization must be %s alone", NodeGroup)
@@ -123,21 +153,20 @@ func exactly(usages []certificatesv1.KeyUsage, purpose certificatesv1.KeyUsage) 
 	return nil
 }
 
-// Component judges a request for a certificate by which a part of Portal on another machine proves who it is, and says as
-// what role.
-func Component(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) (identity.Role, error) {
-	role, machine, err := identity.Parse(request.Subject.CommonName, request.Subject.Organization)
-	if err != nil {
-		return "", fmt.Errorf("subject: %w", err)
+// Component checks a request for a certificate by which a part of Portal on another machine proves who it is, and says as
+// what role on which machine.
+func Component(request *x509.CertificateRequest, usages []certificatesv1.KeyUsage) (role identity.Role, machine string, err error) {
+	if role, machine, err = identity.Parse(request.Subject.CommonName, request.Subject.Organization); err != nil {
+		return "", "", fmt.Errorf("subject: %w", err)
 	}
 	plain := pkix.Name{CommonName: role.User(machine), Organization: []string{role.Group()}}
 	if request.Subject.String() != plain.String() {
-		return "", errors.New("subject: it must have a common name and an organization, and nothing else")
+		return "", "", errors.New("subject: it must have a common name and an organization, and nothing else")
 	}
 	if len(request.DNSNames)+len(request.IPAddresses)+len(request.EmailAddresses)+len(request.URIs) > 0 {
-		return "", errors.New("subject alternative names: a component's certificate has none")
+		return "", "", errors.New("subject alternative names: a component's certificate has none")
 	}
-	return role, exactly(usages, certificatesv1.UsageClientAuth)
+	return role, machine, exactly(usages, certificatesv1.UsageClientAuth)
 }
 
 // Template is the certificate that a request asks for, without serial number and life. Of the subject it has what the
@@ -221,4 +250,9 @@ var extendedKeyUsages = map[certificatesv1.KeyUsage]x509.ExtKeyUsage{
 // Has says whether a request has a condition.
 func Has(r *certificatesv1.CertificateSigningRequest, condition certificatesv1.RequestConditionType) bool {
 	return slices.ContainsFunc(r.Status.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool { return c.Type == condition })
+}
+
+// serviceName says whether a name is one by which Services are reached, or another node's: a Node may be called anything.
+func serviceName(name string) bool {
+	return strings.HasSuffix(name, ".svc") || strings.Contains(name, ".svc.") || strings.HasSuffix(name, ".node.internal")
 }

@@ -78,7 +78,7 @@ func TestSignable(t *testing.T) {
 	}
 }
 
-// Of what a request holds, only what was judged is in the certificate: no second common name, no uid, no CA.
+// Of what a request holds, only what was checked is in the certificate: no second common name, no uid, no CA.
 func TestTemplateLeavesOut(t *testing.T) {
 	uid := asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}
 	ca, err := asn1.Marshal(struct{ IsCA bool }{true})

@@ -36,7 +36,7 @@ type Loop struct {
 	changed chan struct{}
 }
 
-// New makes a loop over objects, which are checked in their order. report is told the outcome of every check.
+// New makes a loop over objects, which are checked in their order. report gets the outcome of every check.
 func New(report func(name string, err error), objects ...Object) *Loop {
 	return &Loop{objects: objects, report: report, changed: make(chan struct{}, 1)}
 }

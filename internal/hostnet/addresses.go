@@ -20,6 +20,14 @@ import (
 // addresses have no label: Portal's are deprecated from the beginning, which also keeps them from being source addresses.
 const TemporaryLabel = "lo:portal"
 
+// IsTemporary says whether Portal added an address.
+func IsTemporary(a *netlink.Addr) bool {
+	if a.IP.To4() != nil {
+		return a.Label == TemporaryLabel
+	}
+	return a.Flags&unix.IFA_F_DEPRECATED != 0 && a.Flags&unix.IFA_F_NODAD != 0
+}
+
 // virtualDevices hold addresses of Services, which others bring to this machine; none of them is the machine's own.
 var virtualDevices = []string{"portal-ipvs0", "kube-ipvs0", "nodelocaldns"}
 
@@ -30,6 +38,8 @@ type Addresses struct {
 	// Node are those by which others reach the machine: the source address of each family's default route first, then those
 	// of other interfaces. Loopback, link-local and temporary addresses are not among them.
 	Node []netip.Addr
+	// Temporary are those that Portal itself added.
+	Temporary []netip.Addr
 }
 
 // Interfaces are the addresses of the network namespace that the process is in.
@@ -49,6 +59,9 @@ func (Interfaces) List() (Addresses, error) {
 	for i := range all {
 		if a, ok := netip.AddrFromSlice(all[i].IP); ok {
 			out.Local = append(out.Local, a.Unmap())
+			if IsTemporary(&all[i]) {
+				out.Temporary = append(out.Temporary, a.Unmap())
+			}
 		}
 	}
 	out.Node = nodeAddresses(links, all, defaultRoutes())
@@ -143,7 +156,8 @@ func candidate(a *netlink.Addr) (netip.Addr, bool) {
 }
 
 // Changes receives when addresses or default routes may have changed, until the context ends. Should the kernel lose
-// notices (it says so when too many come at once), that is taken for a change.
+// notices (it says so when too many come at once), that is taken for a change. The first receipt needs none: addresses that
+// were listed before the kernel sends notices may be out of date.
 func (i Interfaces) Changes(ctx context.Context) <-chan struct{} {
 	out := make(chan struct{}, 1)
 	go func() {
@@ -170,6 +184,7 @@ func (Interfaces) follow(ctx context.Context, out chan<- struct{}) {
 		return
 	}
 	defer drain(routes, routesDone)
+	notify(out) // nobody was told of what changed until now
 	for {
 		select {
 		case <-ctx.Done():

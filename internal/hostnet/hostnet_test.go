@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -94,9 +95,13 @@ func TestNodeAddresses(t *testing.T) {
 	if err != nil || !slices.Contains(local.Local, netip.MustParseAddr("10.244.0.53")) || !slices.Contains(local.Local, netip.MustParseAddr("127.0.0.1")) {
 		t.Errorf("local addresses %v (%v): the temporary and loopback ones are local too", local.Local, err)
 	}
+	if got := fmt.Sprint(local.Temporary); got != "[10.244.0.53 fd00:96::a]" {
+		t.Errorf("temporary addresses %s", got)
+	}
 }
 
-// TestChanges notices a new address and a new default route, and no other route.
+// TestChanges notices a new address and a new default route, and no other route. What changed before the kernel sends notices is
+// not missed either: the first notice says so.
 func TestChanges(t *testing.T) {
 	inNamespace(t)
 	ip(t, "link add eth0 type veth peer name eth0-peer")
@@ -105,17 +110,25 @@ func TestChanges(t *testing.T) {
 	for _, step := range []string{"address add 192.0.2.8/24 dev eth0", "route add default via 192.0.2.1"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		out := make(chan struct{}, 1)
-		changes := exec.Command("sh", "-c", "sleep 0.1; ip "+step)
+		ready, err := os.Create(filepath.Join(t.TempDir(), "ready"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ready.Close()
+		changes := exec.Command("sh", "-c", "while [ -e "+ready.Name()+" ]; do sleep 0.02; done; ip "+step)
 		if err := changes.Start(); err != nil {
 			t.Fatal(err)
 		}
 		go func() {
-			select {
-			case <-out:
-			case <-time.After(20 * time.Second):
-				t.Errorf("ip %s: no change noticed", step)
+			defer cancel()
+			for _, what := range []string{"the beginning", "ip " + step} {
+				select {
+				case <-out:
+					_ = os.Remove(ready.Name())
+				case <-time.After(20 * time.Second):
+					t.Errorf("%s: no change noticed", what)
+				}
 			}
-			cancel()
 		}()
 		Interfaces{}.follow(ctx, out) // in this thread, which is in the namespace
 		_ = changes.Wait()

@@ -163,11 +163,22 @@ func (c *Configured) Configure(problems []Problem) (changed []string, err error)
 	return changed, errors.Join(errs...)
 }
 
-// Restore gives settings back the values that they had before Configure, the last one first.
+// Remember keeps the values of settings that somebody else is about to change. Those that don't exist are left out.
+func (c *Configured) Remember(paths ...string) {
+	for _, path := range paths {
+		if was := read(path); was != "" {
+			c.before = append(c.before, setting{path, was})
+		}
+	}
+}
+
+// Restore gives settings back the values that they had before, the last one first.
 func (c *Configured) Restore() error {
 	var errs []error
 	for i := len(c.before) - 1; i >= 0; i-- {
-		errs = append(errs, write(c.before[i]))
+		if s := c.before[i]; read(s.path) != s.value {
+			errs = append(errs, write(s))
+		}
 	}
 	c.before = nil
 	return errors.Join(errs...)

@@ -76,20 +76,23 @@ func standard(imported string) bool {
 	return !strings.Contains(first, ".") && first != "portal"
 }
 
+// early are the packages in which the binary takes over under another name.
+var early = []string{"internal/node/runtime/shim", "internal/lab/machine"}
+
 var modes = []string{"nftables", "iptables", "ipvs", "userspace", "ebpf"}
 
 // TestImports enforces the direction in which data flows: what users asked for → what it means here → what the kernel does.
 func TestImports(t *testing.T) {
 	mayUseClientGo := []string{
 		// store has to name one of its types, because k8s.io/apiserver does in the signature of a storage decorator.
-		"cmd", "test", "bench", "internal/store", "internal/apiserver", "internal/audit", "internal/server", "internal/controllers", "internal/intent/watch", "internal/join", "internal/lb", "internal/node", "internal/up",
+		"cmd", "test", "bench", "internal/store", "internal/apiserver", "internal/audit", "internal/server", "internal/controllers", "internal/intent/watch", "internal/join", "internal/lab", "internal/lb", "internal/node", "internal/up",
 	}
 	for _, f := range files(t) {
 		for _, imported := range f.imports {
 			refuse := func(why string) { t.Errorf("%s imports %s: %s", f.path, imported, why) }
 			switch {
-			case strings.HasPrefix(imported, "k8s.io/kubernetes") && !under(f.dir, "bench/peers"):
-				refuse("k8s.io/kubernetes is no library; only bench/peers builds its programs")
+			case strings.HasPrefix(imported, "k8s.io/kubernetes") && !under(f.dir, "bench/peers", "test/e2e/suite"):
+				refuse("k8s.io/kubernetes is no library; only bench/peers and test/e2e/suite build its programs")
 			case strings.HasPrefix(imported, "k8s.io/client-go") && !under(f.dir, mayUseClientGo...):
 				refuse("client-go is for the edges only")
 			case f.test:
@@ -102,6 +105,12 @@ func TestImports(t *testing.T) {
 				refuse("alloc is pure: the standard library")
 			case (under(f.dir, "internal/apiserver") || f.dir == "internal/audit") && strings.HasPrefix(imported, "portal/internal/controllers"):
 				refuse("controllers are clients of the API, which knows none of them")
+			case under(f.dir, early...) && !standard(imported) && imported != "golang.org/x/sys/unix":
+				refuse("it takes over before other packages are initialised, and its processes are small")
+			case nodePart(f.dir) != "" && nodePart(strings.TrimPrefix(imported, "portal/")) != "" && nodePart(strings.TrimPrefix(imported, "portal/")) != nodePart(f.dir):
+				refuse("the parts of a node know nothing of each other: internal/node brings them together")
+			case f.dir == "internal/node/life" && strings.HasPrefix(imported, "portal/"):
+				refuse("life is pure: the API's types and the standard library")
 			case under(f.dir, "internal/store") && strings.HasPrefix(imported, "portal/"):
 				refuse("store knows no resource by name")
 			case mode(f.dir) != "":
@@ -114,6 +123,16 @@ func TestImports(t *testing.T) {
 			}
 		}
 	}
+}
+
+// nodePart is the part of a node that a folder belongs to, or "".
+func nodePart(dir string) string {
+	rest, found := strings.CutPrefix(dir, "internal/node/")
+	if !found {
+		return ""
+	}
+	part, _, _ := strings.Cut(rest, "/")
+	return part
 }
 
 // mode is the proxy mode that a folder belongs to, or "".
@@ -133,8 +152,8 @@ func TestNoHiddenStart(t *testing.T) {
 			continue
 		}
 		for _, decl := range f.syntax.Decls {
-			// This one exists to change when packages are initialised.
-			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" && f.dir != "internal/translations" {
+			// These exist to come before other packages are initialised.
+			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" && f.dir != "internal/translations" && !slices.Contains(early, f.dir) {
 				t.Errorf("%s has an init function: importing a package must do nothing", f.path)
 			}
 		}

@@ -22,6 +22,13 @@ const (
 	Up = "system:portal:up"
 )
 
+// NodeClient is who an API server is to nodes: by its certificate, which nodes know it by.
+const NodeClient = "system:portal:node-client"
+
+// FrontProxy is who an API server is to the API servers behind Services that it passes requests on to: they believe whoever has a
+// certificate with this name who a request is from.
+const FrontProxy = "portal-front-proxy"
+
 // Role is what a machine joins a cluster as.
 type Role string
 
@@ -110,5 +117,8 @@ func ValidMachine(name string) error {
 // approved: that of the role for a token, and that of renewals for somebody who has the identity already.
 func (r Role) Review() string { return string(r) + "client" }
 
-// SelfReview is Review for renewals.
-const SelfReview = "selfcomponentclient"
+// SelfReview is Review for renewals, and MachineReview for a node that asks for the other identities of its own machine.
+const (
+	SelfReview    = "selfcomponentclient"
+	MachineReview = "machinecomponentclient"
+)

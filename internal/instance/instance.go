@@ -18,6 +18,7 @@ import (
 const (
 	Proxy = "portal-proxy"
 	DNS   = "portal-dns"
+	Node  = "portal-node-" // and the name of its bridge
 )
 
 // Holder is the process that holds a lock.

@@ -32,6 +32,8 @@ type Options struct {
 	// vouch for the server.
 	Hashes   []string
 	SkipHash bool
+	// Through is the identity of this machine's node. With it, no token is needed: a node may have its machine's other identities.
+	Through *Credentials
 	// Dir is where the key, the certificate and a kubeconfig are kept.
 	Dir string
 	Log *slog.Logger
@@ -71,6 +73,9 @@ func Join(ctx context.Context, opts Options) (*Credentials, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
+	if opts.Through != nil {
+		opts.Hashes = opts.Through.current.Load().hashes // so that a certificate of a cluster that was left is not used
+	}
 	c := &Credentials{opts: opts, random: rand.Float64}
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("--data-dir: %w", err)
@@ -84,8 +89,14 @@ func Join(ctx context.Context, opts Options) (*Credentials, error) {
 		if opts.Server != "" {
 			stored.server = opts.Server
 		}
+		if opts.Through != nil {
+			stored.server = opts.Through.current.Load().server
+		}
 		c.current.Store(stored)
 		return c, stored.save(opts.Dir)
+	}
+	if opts.Through != nil {
+		return c, c.retrying(ctx, func() error { return c.join(ctx) })
 	}
 	if opts.Token == (bootstrap.Token{}) {
 		return nil, fmt.Errorf("%s in %s: give --server, --token and --ca-hash as `portal token create --role %s` prints them", why, opts.Dir, opts.Role)
@@ -113,6 +124,9 @@ func (c *Credentials) unusable(m *material) string {
 
 // join obtains the first certificate.
 func (c *Credentials) join(ctx context.Context) error {
+	if c.opts.Through != nil {
+		return c.joinThrough(ctx, c.opts.Through)
+	}
 	ca, err := discover(ctx, &c.opts)
 	if err != nil {
 		return err
@@ -124,11 +138,27 @@ func (c *Credentials) join(ctx context.Context) error {
 		return err
 	}
 	m.ca, m.server, m.hashes = ca, c.opts.Server, c.opts.Hashes
+	return c.begin(m)
+}
+
+// joinThrough obtains it with the node's certificate, from the server that the node has joined.
+func (c *Credentials) joinThrough(ctx context.Context, node *Credentials) error {
+	m, err := obtain(ctx, &c.opts, node.Config())
+	if err != nil {
+		return err
+	}
+	of := node.current.Load()
+	m.ca, m.server, m.hashes = of.ca, of.server, of.hashes
+	return c.begin(m)
+}
+
+// begin uses a first certificate.
+func (c *Credentials) begin(m *material) error {
 	if err := m.save(c.opts.Dir); err != nil {
 		return err
 	}
 	c.current.Store(m)
-	c.opts.Log.Info("joined the cluster", "server", c.opts.Server, "as", m.leaf.Subject.CommonName, "until", m.leaf.NotAfter)
+	c.opts.Log.Info("joined the cluster", "server", m.server, "as", m.leaf.Subject.CommonName, "until", m.leaf.NotAfter)
 	return nil
 }
 
@@ -181,7 +211,7 @@ func (c *Credentials) Run(ctx context.Context) {
 // renew obtains the next certificate with the one at hand, or with the token if that has expired.
 func (c *Credentials) renew(ctx context.Context, m *material) error {
 	if time.Now().After(m.leaf.NotAfter) {
-		if c.opts.Token != (bootstrap.Token{}) && c.opts.Server != "" {
+		if c.opts.Through != nil || c.opts.Token != (bootstrap.Token{}) && c.opts.Server != "" {
 			return c.join(ctx)
 		}
 		return fmt.Errorf("it expired at %s: start again with --server, --token and --ca-hash as `portal token create --role %s` prints them",

@@ -23,7 +23,8 @@ import (
 // The files in Options.Dir. Certificate and key are in one, so that a crash can't leave those of two renewals.
 const (
 	pairFile = "client.pem"
-	caFile   = "ca.crt"
+	// AuthorityFile has the CAs of the cluster, and follows renewals.
+	AuthorityFile = "ca.crt"
 	// KubeconfigFile names the others, for programs that read kubeconfigs. They follow renewals.
 	KubeconfigFile = "kubeconfig"
 	joinedFile     = "joined.json"
@@ -90,13 +91,13 @@ func load(dir string) (*material, error) {
 	}
 	about, err := os.ReadFile(filepath.Join(dir, joinedFile))
 	if err == nil {
-		m.ca, err = os.ReadFile(filepath.Join(dir, caFile))
+		m.ca, err = os.ReadFile(filepath.Join(dir, AuthorityFile))
 	}
 	if err != nil {
 		return nil, errors.New(err.Error()) // incomplete, which is not the same as absent
 	}
 	if _, err := pki.ParseCertificates(m.ca); err != nil {
-		return nil, fmt.Errorf("%s: %w", caFile, err)
+		return nil, fmt.Errorf("%s: %w", AuthorityFile, err)
 	}
 	var j joined
 	if err := json.Unmarshal(about, &j); err != nil {
@@ -113,7 +114,7 @@ func (m *material) save(dir string) error {
 		return err
 	}
 	config := clientcmdapi.NewConfig()
-	config.Clusters["portal"] = &clientcmdapi.Cluster{Server: m.server, CertificateAuthority: caFile}
+	config.Clusters["portal"] = &clientcmdapi.Cluster{Server: m.server, CertificateAuthority: AuthorityFile}
 	config.AuthInfos["this-machine"] = &clientcmdapi.AuthInfo{ClientCertificate: pairFile, ClientKey: pairFile}
 	config.Contexts["portal"] = &clientcmdapi.Context{Cluster: "portal", AuthInfo: "this-machine"}
 	config.CurrentContext = "portal"
@@ -125,7 +126,7 @@ func (m *material) save(dir string) error {
 		name string
 		data []byte
 		mode os.FileMode
-	}{{caFile, m.ca, 0o644}, {joinedFile, about, 0o600}, {KubeconfigFile, kubeconfig, 0o600}, {pairFile, m.pair, 0o600}} {
+	}{{AuthorityFile, m.ca, 0o644}, {joinedFile, about, 0o600}, {KubeconfigFile, kubeconfig, 0o600}, {pairFile, m.pair, 0o600}} {
 		path := filepath.Join(dir, f.name)
 		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, f.data) {
 			continue

@@ -16,8 +16,8 @@ type candidate struct {
 
 func (c *candidate) ready() bool { return c.of.Is(intent.Ready) }
 
-// leaving: about to end, but still answering.
-func (c *candidate) leaving() bool { return c.of.Is(intent.Serving | intent.Terminating) }
+// terminating: the Pod is terminating but still serves.
+func (c *candidate) terminating() bool { return c.of.Is(intent.Serving | intent.Terminating) }
 
 func (c *candidate) forNode(name string) bool {
 	return c.of.Hints != nil && slices.Contains(c.of.Hints.ForNodes, name)
@@ -61,7 +61,7 @@ func candidates(of []*intent.Slice, port *intent.Port, family intent.Family, nod
 }
 
 // merge makes one of neighbours with the same address. While an endpoint moves between slices it is in two, and a new
-// Pod may have the address of one that is ending: what is not ending counts, the last of several.
+// Pod may have the address of one that is terminating: the one that is not terminating counts, the last of several.
 func merge(list []candidate) []candidate {
 	out := list[:0]
 	for _, c := range list {
@@ -106,7 +106,7 @@ type choice struct {
 	serving []netip.AddrPort
 }
 
-// choose applies readiness, the fallback to endpoints that are ending, and topology.
+// choose applies readiness, the fallback to terminating endpoints, and topology.
 func choose(all []candidate, id PortID, f *Facts) choice {
 	here := func(c *candidate) bool { return c.local }
 	out := choice{
@@ -116,10 +116,10 @@ func choose(all []candidate, id PortID, f *Facts) choice {
 		podsKnown: f.Pods.Known(id.Family),
 	}
 	if out.cluster == nil {
-		out.cluster = pool(id, all, (*candidate).leaving)
+		out.cluster = pool(id, all, (*candidate).terminating)
 	}
 	if out.local == nil {
-		out.local = pool(id, all, (*candidate).leaving, here)
+		out.local = pool(id, all, (*candidate).terminating, here)
 	}
 	if out.cluster != nil && out.local != nil && slices.Equal(out.cluster.Endpoints, out.local.Endpoints) {
 		out.local = out.cluster
@@ -206,13 +206,26 @@ func (c *choice) internal(s *intent.Service, f *Facts) (out [Origins]Route) {
 	if s.InternalLocal {
 		p = c.local
 	}
-	// Whoever is known not to be a Pod may be anywhere: its answers must come back through this node. Where Pods can't
-	// be told, nothing is rewritten.
+	// A client that is known not to be a Pod may be anywhere: answers to it must come back through this node. Where Pods can't
+	// be recognised, nothing is rewritten.
 	others := f.MasqueradeAll || c.podsKnown
 	out[FromPod] = c.route(p, f.MasqueradeAll)
-	out[FromNode] = c.route(p, others)
-	out[FromOutside] = out[FromNode]
+	out[FromOutside] = c.route(p, others)
+	out[FromNode] = out[FromOutside]
+	if !f.MasqueradeAll && p.within(f.Temporary) {
+		// What never leaves the node finds its way back. A node without a network of its own has no address to rewrite it to, and
+		// the kernel would drop it.
+		out[FromNode] = c.route(p, false)
+	}
 	return out
+}
+
+// within says whether all endpoints are at some addresses.
+func (p *Pool) within(addrs []netip.Addr) bool {
+	if p == nil || len(addrs) == 0 {
+		return false
+	}
+	return !slices.ContainsFunc(p.Endpoints, func(e Endpoint) bool { return !slices.Contains(addrs, e.Addr.Addr()) })
 }
 
 // external are the routes to all other addresses.

@@ -27,7 +27,7 @@ func For(e *intent.Entry, f *Facts) *Service {
 	if len(p.out.ClusterIPs) == 0 {
 		return nil
 	}
-	p.out.Frontends = unique(p.refuse(p.out.Frontends))
+	p.out.Frontends = unique(p.dropExempt(p.out.Frontends))
 	return p.out
 }
 
@@ -105,8 +105,8 @@ func (p *planner) assignable(a netip.Addr, field string) bool {
 	return false
 }
 
-// refuse takes out frontends at which the proxy itself reaches the API.
-func (p *planner) refuse(list []*Frontend) []*Frontend {
+// dropExempt takes out frontends at which the proxy itself reaches the API.
+func (p *planner) dropExempt(list []*Frontend) []*Frontend {
 	if len(p.facts.Exempt) == 0 {
 		return list
 	}

@@ -229,6 +229,10 @@ func TestMasquerade(t *testing.T) {
 		{"Pods known in the other family only", func(f *plan.Facts) { f.Pods.Prefixes = f.Pods.Prefixes[1:] }, nil, "1.1 2.1", "1.1 2.1 masquerade"},
 		{"Pods known by interface", func(f *plan.Facts) { f.Pods = plan.Detector{Interface: "br0"} }, nil,
 			"pod: 1.1 2.1; node: 1.1 2.1 masquerade; outside: 1.1 2.1 masquerade", "1.1 2.1 masquerade"},
+		{"endpoints that Portal added here", func(f *plan.Facts) { f.Temporary = addrs("10.244.1.1", "10.244.2.1", "10.96.0.1") }, nil,
+			"pod: 1.1 2.1; node: 1.1 2.1; outside: 1.1 2.1 masquerade", "1.1 2.1 masquerade"},
+		{"one of them", func(f *plan.Facts) { f.Temporary = addrs("10.244.1.1") }, nil,
+			"pod: 1.1 2.1; node: 1.1 2.1 masquerade; outside: 1.1 2.1 masquerade", "1.1 2.1 masquerade"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, s := here(), service()

@@ -55,7 +55,7 @@ func (s *Snapshot) SetFacts(f *Facts) {
 func (f *Facts) sameRules(o *Facts) bool {
 	a, b := *f, *o
 	for _, x := range []*Facts{&a, &b} {
-		x.Node, x.Zone, x.ProxyName, x.Exempt = "", "", "", nil
+		x.Node, x.Zone, x.ProxyName, x.Exempt, x.Temporary = "", "", "", nil, nil
 	}
 	return reflect.DeepEqual(a, b)
 }

@@ -181,8 +181,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRivals: of several Services that want one address, one has it, and when it leaves the next does.
-func TestRivals(t *testing.T) {
+// TestContestedAddress: of several Services that want one address, one has it, and when it leaves the next does.
+func TestContestedAddress(t *testing.T) {
 	s := plan.NewSnapshot(here())
 	at := plan.FrontendKey{Addr: addr("198.51.100.1"), Family: intent.IPv4, Protocol: intent.TCP, Port: 80}
 	holder := func(want string) {

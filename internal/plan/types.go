@@ -75,8 +75,8 @@ type Frontend struct {
 	Routes [Origins]Route
 }
 
-// Refused says whether packets are rejected wherever they come from: there is no endpoint at all.
-func (f *Frontend) Refused() bool {
+// Rejected says whether packets are rejected wherever they come from: there is no endpoint at all.
+func (f *Frontend) Rejected() bool {
 	for _, r := range f.Routes {
 		if r.Verdict != Reject {
 			return false
@@ -170,6 +170,8 @@ type Facts struct {
 	// ServicePrefixes are where cluster IPs are taken from: what goes to one that no Service has is dropped, unless it is
 	// this node's. Empty where the mode doesn't do so.
 	ServicePrefixes []netip.Prefix
+	// Temporary are addresses of this node that Portal itself added, for endpoints that run here.
+	Temporary []netip.Addr
 	// Exempt are never frontends, but for cluster IPs, which nobody can choose: the proxy itself uses them to reach the API, and
 	// a Service that took one could not be removed any more. One without an address is a node port.
 	Exempt []FrontendKey
@@ -186,7 +188,7 @@ type Detector struct {
 	Interface, InterfacePrefix string
 }
 
-// Known says whether Pods of the family can be told from others.
+// Known says whether Pods of the family can be recognised.
 func (d *Detector) Known(f intent.Family) bool {
 	if d.Interface != "" || d.InterfacePrefix != "" {
 		return true

@@ -10,7 +10,7 @@ import (
 	"portal/internal/plan"
 )
 
-// DetectLocal is by what Pods' traffic is told from others'.
+// DetectLocal is how traffic of Pods is recognised.
 type DetectLocal string
 
 const (
@@ -38,14 +38,14 @@ type Config struct {
 	// LocalhostNodePorts lets a mode that does so by default (plan.Traits) serve node ports at loopback addresses.
 	LocalhostNodePorts bool
 	ProxyName          string
-	// MinSync is the least time between two changes of the kernel's tables; zero: none.
-	MinSync time.Duration
+	// MinSync is the least time between two changes of the kernel's tables, by mode; zero: none.
+	MinSync map[string]time.Duration
 }
 
 // facts puts together what a plan must know: the node as the API has it (nil: not known there), the addresses of its
 // interfaces, the prefixes of Services' addresses, and what was configured, some of which depends on the mode.
 func (c *Config) facts(node *intent.Node, have hostnet.Addresses, services []netip.Prefix, traits plan.Traits) *plan.Facts {
-	f := &plan.Facts{Node: c.Node, MasqueradeAll: c.MasqueradeAll, ProxyName: c.ProxyName}
+	f := &plan.Facts{Node: c.Node, MasqueradeAll: c.MasqueradeAll, ProxyName: c.ProxyName, Temporary: have.Temporary}
 	if node != nil {
 		f.Zone = node.Labels["topology.kubernetes.io/zone"]
 	}

@@ -78,6 +78,7 @@ type Proxy struct {
 	back     backend.Backend
 	local    hostnet.Addresses
 	traits   backend.Traits // of the mode
+	minSync  time.Duration  // of the mode
 	node     *intent.Node
 	newFacts bool
 	dirty    map[intent.Key]struct{}
@@ -144,7 +145,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	p.mu.Lock()
 	p.status.Mode, p.status.Limits = mode.Name(), mode.Limits()
 	p.mu.Unlock()
-	p.traits = mode.Traits()
+	p.traits, p.minSync = mode.Traits(), p.Config.MinSync[mode.Name()]
 	for _, prefix := range p.Config.NodePorts.Unserved(p.traits.Traits, p.Config.Families) {
 		p.Log.Warn("the proxy mode can't serve node ports at these addresses", "mode", mode.Name(), "addresses", prefix.String())
 	}
@@ -167,8 +168,8 @@ func (p *Proxy) loop(ctx context.Context) error {
 		api = p.API.Changed()
 	}
 	every := checkInterval
-	if prompt, ok := p.back.(backend.Prompt); ok {
-		every = prompt.CheckEvery()
+	if often, ok := p.back.(backend.CheckInterval); ok {
+		every = often.CheckInterval()
 	}
 	check := time.NewTimer(jitter(every))
 	defer check.Stop()
@@ -235,7 +236,7 @@ func (p *Proxy) queue() {
 	if now.Sub(p.lastSync) < idleThreshold {
 		at = now.Add(coalesceDelay)
 	}
-	for _, least := range []time.Time{p.lastSync.Add(p.Config.MinSync), p.restUntil, p.notUntil} {
+	for _, least := range []time.Time{p.lastSync.Add(p.minSync), p.restUntil, p.notUntil} {
 		if least.After(at) {
 			at = least
 		}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,9 +21,10 @@ import (
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
+	"portal/internal/proxy/foreign"
 )
 
-// kernel is a mode that keeps what it is told in memory.
+// kernel is a mode that keeps what is applied in memory.
 type kernel struct {
 	mu    sync.Mutex
 	looks int
@@ -88,7 +90,7 @@ func (k *kernel) Apply(_ context.Context, next *plan.Snapshot, d *plan.Delta) er
 	defer k.mu.Unlock()
 	k.deltas, k.at = append(k.deltas, d), append(k.at, time.Now())
 	if k.tooSoon != nil && k.tooSoon() {
-		k.problems = append(k.problems, "told before everything was listed")
+		k.problems = append(k.problems, "applied before everything was listed")
 	}
 	if err := k.fail; err != nil {
 		k.fail = nil
@@ -240,7 +242,7 @@ func (w *world) listed() {
 func (w *world) expect(applies int, places string) {
 	w.Helper()
 	if len(w.kernel.deltas) != applies {
-		w.Errorf("the kernel was told %d times, want %d", len(w.kernel.deltas), applies)
+		w.Errorf("Apply was called %d times, want %d", len(w.kernel.deltas), applies)
 	}
 	if got := w.kernel.places(); got != places {
 		w.Errorf("the kernel has\n     %s\nwant %s", got, places)
@@ -249,7 +251,7 @@ func (w *world) expect(applies int, places string) {
 
 const placeA, placeB = "10.96.0.1:80/tcp→10.244.0.1:8080", "10.96.0.2:80/tcp→reject"
 
-// TestLife: nothing is told before everything is listed; then all at once, and then what changes.
+// TestLife: nothing is applied before everything is listed; then all at once, and then what changes.
 func TestLife(t *testing.T) {
 	in(t, nil, func(w *world) {
 		w.after(time.Minute)
@@ -296,7 +298,7 @@ func TestFirstSyncIsWhole(t *testing.T) {
 			listing.Wait()
 			w.settle()
 			if n := len(w.kernel.deltas); n != 1 || len(w.kernel.held) != 201 {
-				w.Errorf("the kernel was told %d times to have %d frontends", n, len(w.kernel.held))
+				w.Errorf("Apply was called %d times, and there are %d frontends", n, len(w.kernel.held))
 			}
 		})
 	}
@@ -312,13 +314,16 @@ func TestCoalesces(t *testing.T) {
 		}
 		w.settle()
 		if n := len(w.kernel.deltas); n < 2 || n > 3 || len(w.kernel.held) != 101 {
-			w.Errorf("told %d times, %d held", n, len(w.kernel.held))
+			w.Errorf("applied %d times, %d held", n, len(w.kernel.held))
 		}
 	})
 }
 
+// TestMinSync: what counts is the period of the mode that runs, whichever was asked for.
 func TestMinSync(t *testing.T) {
-	in(t, func(o *Options) { o.Config.MinSync = time.Second }, func(w *world) {
+	in(t, func(o *Options) {
+		o.Config.MinSync = map[string]time.Duration{o.Modes[0].Name(): time.Second, "another": time.Hour}
+	}, func(w *world) {
 		w.listed()
 		for i := range 50 {
 			w.cluster.SetSlice(slice("a", fmt.Sprintf("10.244.0.%d", i+2)))
@@ -332,7 +337,7 @@ func TestMinSync(t *testing.T) {
 		}
 		w.expect(len(w.kernel.at), "10.96.0.1:80/tcp→10.244.0.51:8080")
 		if n := len(w.kernel.at); n < 5 || n > 7 {
-			w.Errorf("told %d times in 5 s", n)
+			w.Errorf("applied %d times in 5 s", n)
 		}
 	})
 }
@@ -493,6 +498,34 @@ func TestCleansOthers(t *testing.T) {
 		w.listed()
 		if other.cleaned != 1 || w.kernel.cleaned != 0 {
 			w.Errorf("the other was cleaned %d times, this one %d", other.cleaned, w.kernel.cleaned)
+		}
+	})
+}
+
+// TestTellsOfForeignRules: what another proxy left is in the log, in /state and in a metric.
+func TestTellsOfForeignRules(t *testing.T) {
+	var log bytes.Buffer
+	in(t, func(o *Options) {
+		o.Log = slog.New(slog.NewTextHandler(&log, nil))
+		o.Foreign = func(context.Context) ([]foreign.Leftover, error) {
+			return []foreign.Leftover{{What: "nftables tables", Where: "nft", Count: 2}, {What: "iptables chains", Where: "iptables-legacy", Count: 5}}, nil
+		}
+	}, func(w *world) {
+		r := prometheus.NewRegistry()
+		if err := w.proxy.Register(r); err != nil {
+			w.Fatal(err)
+		}
+		w.listed()
+		if got := w.proxy.State(nil).Foreign; len(got) != 2 || got[0].Count != 2 {
+			w.Errorf("/state has %v", got)
+		}
+		if got := gathered(w, r)["portal_proxy_foreign_rules{}"]; got != 7 {
+			w.Errorf("the metric is %v", got)
+		}
+		for _, want := range []string{"2 nftables tables (nft)", "5 iptables chains (iptables-legacy)", "--cleanup-foreign"} {
+			if !strings.Contains(log.String(), want) {
+				w.Errorf("the log does not have %q: %s", want, log.String())
+			}
 		}
 	})
 }

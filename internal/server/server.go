@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 
 	"portal/internal/apiserver"
 	"portal/internal/audit"
@@ -29,13 +28,15 @@ type Options struct {
 	// ClusterCIDRs are cut up for the nodes' Pods; none leaves nodes alone.
 	ClusterCIDRs         []string
 	MaxEndpointsPerSlice int
-	AuditInterval        time.Duration
+	// NodeGracePeriod is how long a node may go without renewing its Lease.
+	NodeGracePeriod time.Duration
+	AuditInterval   time.Duration
 }
 
 // DefaultOptions run every controller.
 func DefaultOptions() Options {
 	return Options{
-		Options: apiserver.DefaultOptions(), Controllers: []string{"*"}, MaxEndpointsPerSlice: 100, AuditInterval: 10 * time.Minute,
+		Options: apiserver.DefaultOptions(), Controllers: []string{"*"}, MaxEndpointsPerSlice: 100, NodeGracePeriod: 50 * time.Second, AuditInterval: 10 * time.Minute,
 	}
 }
 
@@ -51,6 +52,9 @@ func (o Options) Validate() error {
 	_, rangeErr := o.clusterCIDRs()
 	if o.MaxEndpointsPerSlice < 1 || o.MaxEndpointsPerSlice > 1000 {
 		err = errors.Join(err, fmt.Errorf("--max-endpoints-per-slice %d: must be from 1 to 1000", o.MaxEndpointsPerSlice))
+	}
+	if o.NodeGracePeriod <= 0 {
+		err = errors.Join(err, fmt.Errorf("--node-monitor-grace-period %s: must be positive", o.NodeGracePeriod))
 	}
 	return errors.Join(o.Options.Validate(), err, rangeErr)
 }
@@ -72,6 +76,7 @@ func (o Options) clusterCIDRs() ([]netip.Prefix, error) {
 type Info struct {
 	Address, Kubeconfig, DataDir string
 	As                           func(user string, groups ...string) *rest.Config
+	RootCA                       func() []byte
 }
 
 // Run serves until ctx ends. ready is called when clients can come.
@@ -89,7 +94,7 @@ func Run(ctx context.Context, opts Options, ready func(context.Context, Info) er
 	api.Handle("/portal/v1/audit", auditor.Handler())
 	return api.Run(ctx, apiserver.Hooks{
 		Ready: func(ctx context.Context) error {
-			return ready(ctx, Info{Address: api.Address(), Kubeconfig: api.Kubeconfig(), DataDir: api.DataDir(), As: api.ConfigAs})
+			return ready(ctx, Info{Address: api.Address(), Kubeconfig: api.Kubeconfig(), DataDir: api.DataDir(), As: api.ConfigAs, RootCA: api.RootCA})
 		},
 		Work: func(ctx context.Context) error {
 			if selection.Empty() {
@@ -122,7 +127,9 @@ func (o Options) control(ctx context.Context, api *apiserver.Server, selection c
 		ServiceCIDRs:         api.ServiceRanges(),
 		RootCA:               api.RootCA,
 		MaxEndpointsPerSlice: o.MaxEndpointsPerSlice,
+		NodeGracePeriod:      o.NodeGracePeriod,
 		Authority:            api.Authority(),
+		ServerHosts:          api.Hosts,
 		CertificateLife:      o.Lifetimes.Certificate,
 		Own:                  map[string]func(context.Context) error{audit.Name: auditor.Run},
 	}
@@ -136,14 +143,8 @@ func (o Options) control(ctx context.Context, api *apiserver.Server, selection c
 		election.Identity += embeddedSuffix
 		election.Ended = func(identity string) bool { return strings.HasSuffix(identity, embeddedSuffix) }
 	}
-	for ctx.Err() == nil {
-		err := controllers.Lead(ctx, cfg, selection, election)
-		if err != nil && !errors.Is(err, controllers.ErrLost) {
-			return fmt.Errorf("controllers: %w", err)
-		}
-		if err != nil {
-			klog.InfoS("leadership lost, the controllers stand by")
-		}
+	if err := controllers.Lead(ctx, cfg, selection, election); err != nil {
+		return fmt.Errorf("controllers: %w", err)
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 type Claim struct {
 	// Key below the store's prefix.
 	Key string
-	// Encode gives what is stored at the key, before its transformer; it is asked only when the claim is new.
+	// Encode gives what is stored at the key, before encryption; it is called only when the claim is new.
 	Encode func() ([]byte, error)
 }
 
@@ -44,7 +44,7 @@ type changes struct {
 	seal sealer
 }
 
-// sealer makes of a plain value what is stored at a key.
+// sealer encrypts a value for the key that it is stored at.
 type sealer func(ctx context.Context, key string, plain []byte) ([]byte, error)
 
 type changesKey struct{}
@@ -73,12 +73,12 @@ func (c Claimer) between(old, new runtime.Object) changes {
 	return out
 }
 
-// claiming is a storage.Interface that sits between the watch cache and etcd. Every write crosses it, those of
-// finalizers, deletions of collections and server-side apply included, so that no path can forget the claims.
+// claiming is a storage.Interface that sits between the watch cache and etcd. Every write passes through it,
+// including those of finalizers, deletions of collections and server-side apply, so that no path can forget the claims.
 type claiming struct {
 	storage.Interface
 	claims Claimer
-	// isNew says that an object handed to an update does not exist yet.
+	// versioner tells whether an object handed to an update exists already.
 	versioner storage.Versioner
 	seal      sealer
 }

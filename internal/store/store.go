@@ -1,4 +1,4 @@
-// Package store is Portal's door to etcd, in the process or outside: it opens it, keeps it small, and gives the API
+// Package store is Portal's client of etcd, in the process or outside: it opens it, keeps it small, and gives the API
 // server storage in which an object and its claims are written in one transaction. It knows no resource by name.
 package store
 

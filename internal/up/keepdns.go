@@ -11,12 +11,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"portal/internal/clusterdns"
 	"portal/internal/ensure"
 )
 
 // KeepDNS creates kube-dns again, with the cluster IPs at which the DNS server listens, when somebody deletes it, and its
 // endpoints if there are any. It returns when ctx ends.
-func KeepDNS(ctx context.Context, client kubernetes.Interface, virtual, endpoints []netip.Addr, port uint16) {
+func KeepDNS(ctx context.Context, client kubernetes.Interface, virtual, endpoints []netip.Addr) {
 	failing := map[string]bool{}
 	report := func(name string, err error) {
 		if err != nil && !failing[name] {
@@ -26,25 +27,25 @@ func KeepDNS(ctx context.Context, client kubernetes.Interface, virtual, endpoint
 	}
 	services := client.CoreV1().Services(metav1.NamespaceSystem)
 	objects := []ensure.Object{{
-		Name: "service kube-system/" + kubeDNS,
+		Name: "service kube-system/" + clusterdns.ServiceName,
 		Ensure: func(ctx context.Context) error {
-			_, err := services.Get(ctx, kubeDNS, metav1.GetOptions{})
+			_, err := services.Get(ctx, clusterdns.ServiceName, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
-				_, err = services.Create(ctx, dnsService(virtual, port), metav1.CreateOptions{})
+				_, err = services.Create(ctx, clusterdns.Service(virtual), metav1.CreateOptions{})
 			}
 			return ignoreExists(err)
 		},
 		Watch: func(ctx context.Context) (watch.Interface, error) {
-			return services.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + kubeDNS})
+			return services.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + clusterdns.ServiceName})
 		},
 	}}
 	if len(endpoints) > 0 {
 		objects = append(objects, ensure.Object{
-			Name:   "endpointslices of kube-system/" + kubeDNS,
-			Ensure: func(ctx context.Context) error { return ignoreExists(DNSEndpoints(ctx, client, endpoints, port)) },
+			Name:   "endpointslices of kube-system/" + clusterdns.ServiceName,
+			Ensure: func(ctx context.Context) error { return ignoreExists(DNSEndpoints(ctx, client, endpoints)) },
 			Watch: func(ctx context.Context) (watch.Interface, error) {
 				return client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem).Watch(ctx, metav1.ListOptions{
-					LabelSelector: discoveryv1.LabelServiceName + "=" + kubeDNS,
+					LabelSelector: discoveryv1.LabelServiceName + "=" + clusterdns.ServiceName,
 				})
 			},
 		})

@@ -42,7 +42,7 @@ func AddAddresses(addrs []netip.Addr) (remove func() error, err error) {
 	for _, addr := range addrs {
 		a := temporary(addr)
 		if i := slices.IndexFunc(present, func(p netlink.Addr) bool { return p.IP.Equal(a.IP) }); i >= 0 {
-			if isTemporary(&present[i]) {
+			if hostnet.IsTemporary(&present[i]) {
 				added = append(added, a)
 			}
 			continue
@@ -64,11 +64,4 @@ func temporary(addr netip.Addr) *netlink.Addr {
 	a.Flags = unix.IFA_F_NODAD // lo has no other hosts, and a tentative address can't be listened on
 	a.ValidLft = math.MaxInt32 // decades: only an address with a lifetime can be deprecated
 	return a
-}
-
-func isTemporary(a *netlink.Addr) bool {
-	if a.IP.To4() != nil {
-		return a.Label == hostnet.TemporaryLabel
-	}
-	return a.Flags&unix.IFA_F_DEPRECATED != 0 && a.Flags&unix.IFA_F_NODAD != 0
 }

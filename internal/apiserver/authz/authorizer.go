@@ -51,7 +51,7 @@ func (z Authorizer) ConditionsAwareAuthorize(ctx context.Context, a authorizer.A
 	return authorizer.ConditionsAwareDecisionFromParts(z.Authorize(ctx, a))
 }
 
-// EvaluateConditions refuses: roles have no conditions.
+// EvaluateConditions denies: roles have no conditions.
 func (Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData,
 ) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
@@ -71,7 +71,8 @@ func (z Authorizer) RulesFor(_ context.Context, who user.Info, namespace string,
 			paths = append(paths, &authorizer.DefaultNonResourceRuleInfo{Verbs: r.Verbs, NonResourceURLs: r.NonResourceURLs})
 		}
 	}
-	return resources, paths, err != nil, err
+	// A role that is missing grants nothing: the list is complete without it.
+	return resources, paths, false, err
 }
 
 // Follow keeps the index what the API has. The informers run when their factory does.

@@ -53,7 +53,7 @@ func status(node string, a admission.Attributes) error {
 	return nil
 }
 
-// mirror judges a Pod that a node creates: it must stand for one that runs there already, and give the node nothing.
+// mirror checks a Pod that a node creates: it must stand for one that runs there already, and give the node nothing.
 func (r *Restriction) mirror(ctx context.Context, node string, a admission.Attributes) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok {

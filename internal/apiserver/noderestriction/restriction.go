@@ -6,13 +6,17 @@ package noderestriction
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
@@ -22,13 +26,15 @@ import (
 
 	"portal/internal/apiserver/authz/nodes"
 	"portal/internal/csr"
+	"portal/internal/identity"
 )
 
-// Restriction is the admission plugin. Pods and Nodes are read where the API itself keeps them.
+// Restriction is the admission plugin. Pods, Nodes and ServiceAccounts are read where the API itself keeps them.
 type Restriction struct {
 	*admission.Handler
 	Pods       Pods
-	Nodes      rest.Getter
+	Nodes      Nodes
+	Accounts   rest.Getter
 	Authorizer authorizer.UnconditionalAuthorizer
 }
 
@@ -38,9 +44,15 @@ type Pods interface {
 	nodes.Source
 }
 
+// Nodes is where Nodes are read.
+type Nodes interface {
+	rest.Getter
+	rest.Lister
+}
+
 var _ admission.MutationInterface = &Restriction{}
 
-// New makes the plugin. Pods and Nodes are set when their storage is there.
+// New makes the plugin. The getters are set when their storage is there.
 func New(z authorizer.UnconditionalAuthorizer) *Restriction {
 	return &Restriction{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), Authorizer: z}
 }
@@ -53,7 +65,9 @@ var judges = map[schema.GroupResource]judge{
 	corev1.Resource("pods"):                                                   (*Restriction).pod,
 	corev1.Resource("serviceaccounts"):                                        (*Restriction).token,
 	{Group: coordinationv1.GroupName, Resource: "leases"}:                     (*Restriction).lease,
+	{Group: storagev1.GroupName, Resource: "csinodes"}:                        (*Restriction).csiNode,
 	{Group: certificatesv1.GroupName, Resource: "certificatesigningrequests"}: (*Restriction).certificate,
+	{Group: certificatesv1.GroupName, Resource: "podcertificaterequests"}:     (*Restriction).podCertificate,
 }
 
 // Admit changes nothing: it runs among those that do so that a node learns first that an object is none of its business.
@@ -85,7 +99,7 @@ func nameOf(a admission.Attributes) string {
 	return a.GetName()
 }
 
-func (r *Restriction) node(_ context.Context, name string, a admission.Attributes) error {
+func (r *Restriction) node(ctx context.Context, name string, a admission.Attributes) error {
 	if nameOf(a) != name {
 		return forbid(a, "a node writes its own Node only")
 	}
@@ -114,6 +128,43 @@ func (r *Restriction) node(_ context.Context, name string, a admission.Attribute
 	if refused := refusedLabels(node.Labels, old.Labels); len(refused) > 0 {
 		return forbid(a, "metadata.labels: a node does not change %q", refused)
 	}
+	if a.GetSubresource() != "" || equality.Semantic.DeepEqual(node.Spec.PodCIDRs, old.Spec.PodCIDRs) {
+		return nil
+	}
+	return r.podCIDRs(ctx, node, a)
+}
+
+// podCIDRs keeps a node from taking addresses that are another's: its Pods' packets would come here.
+func (r *Restriction) podCIDRs(ctx context.Context, node *corev1.Node, a admission.Attributes) error {
+	var own []netip.Prefix
+	for _, text := range node.Spec.PodCIDRs {
+		if prefix, err := netip.ParsePrefix(text); err == nil { // validation tells of those that are none
+			own = append(own, prefix)
+		}
+	}
+	if len(own) == 0 {
+		return nil
+	}
+	list, err := r.Nodes.List(ctx, &metainternalversion.ListOptions{})
+	if err != nil {
+		return err
+	}
+	all, ok := list.(*corev1.NodeList)
+	if !ok {
+		return forbid(a, "Nodes are expected, not %T", list)
+	}
+	for i := range all.Items {
+		other := &all.Items[i]
+		if other.Name == node.Name {
+			continue
+		}
+		for _, text := range other.Spec.PodCIDRs {
+			theirs, err := netip.ParsePrefix(text)
+			if err == nil && slices.ContainsFunc(own, theirs.Overlaps) {
+				return forbid(a, "spec.podCIDRs: %s is another node's", text)
+			}
+		}
+	}
 	return nil
 }
 
@@ -124,18 +175,36 @@ func (r *Restriction) lease(_ context.Context, node string, a admission.Attribut
 	return nil
 }
 
-// certificate lets a node ask for a node's certificates in its own name. What else a request may hold, its signer decides.
+// csiNode lets a node say which drivers it has.
+func (r *Restriction) csiNode(_ context.Context, node string, a admission.Attributes) error {
+	if nameOf(a) != node || a.GetSubresource() != "" {
+		return forbid(a, "a node writes the CSINode of its own name only, and not its status")
+	}
+	return nil
+}
+
+// certificate lets a node ask for a node's certificates in its own name, and for those of its machine's other parts. What else a
+// request may hold, its signer decides.
 func (r *Restriction) certificate(_ context.Context, node string, a admission.Attributes) error {
 	asked, ok := a.GetObject().(*certificatesv1.CertificateSigningRequest)
 	if a.GetOperation() != admission.Create || !ok {
 		return nil
 	}
-	if s := asked.Spec.SignerName; s != certificatesv1.KubeletServingSignerName && s != certificatesv1.KubeAPIServerClientKubeletSignerName {
+	signer := asked.Spec.SignerName
+	switch signer {
+	case certificatesv1.KubeletServingSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName, identity.Signer:
+	default:
 		return nil
 	}
 	parsed, err := csr.Parse(asked.Spec.Request)
 	if parsed == nil {
 		return forbid(a, "spec.request: %w", err)
+	}
+	if signer == identity.Signer {
+		if _, machine, err := identity.Parse(parsed.Subject.CommonName, parsed.Subject.Organization); err != nil || machine != node {
+			return forbid(a, "spec.request: the common name must be %s or %s", identity.Proxy.User(node), identity.DNS.User(node))
+		}
+		return nil
 	}
 	if own := csr.NodeUserPrefix + node; parsed.Subject.CommonName != own {
 		return forbid(a, "spec.request: the common name must be %s", own)

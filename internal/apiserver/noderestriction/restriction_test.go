@@ -14,7 +14,9 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -39,10 +41,24 @@ func (s stored) Get(ctx context.Context, name string, _ *metav1.GetOptions) (run
 	return nil, apierrors.NewNotFound(corev1.Resource("things"), name)
 }
 
+// List gives the Nodes; nothing else is listed.
+func (s stored) List(context.Context, *metainternalversion.ListOptions) (runtime.Object, error) {
+	list := &corev1.NodeList{}
+	for _, obj := range s.objects {
+		if node, ok := obj.(*corev1.Node); ok {
+			list.Items = append(list.Items, *node)
+		}
+	}
+	return list, nil
+}
+
 // audienceOnly allows nodes tokens for one audience.
 type audienceOnly struct{}
 
 func (audienceOnly) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetVerb() == "request-serviceaccounts-podcertificate-signer" && a.GetResource() == "example.com:granted" && a.GetName() == "sa" && a.GetNamespace() == "ns" {
+		return authorizer.DecisionAllow, "", nil
+	}
 	if a.GetVerb() == "request-serviceaccounts-token-audience" && a.GetResource() == "granted" && a.GetName() == "sa" && a.GetNamespace() == "ns" {
 		return authorizer.DecisionAllow, "", nil
 	}
@@ -52,10 +68,11 @@ func (audienceOnly) Authorize(_ context.Context, a authorizer.Attributes) (autho
 func podOn(node, name string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: "uid-pod", Labels: map[string]string{"app": "x"}},
-		Spec: corev1.PodSpec{NodeName: node, Volumes: []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{
+		Spec: corev1.PodSpec{NodeName: node, ServiceAccountName: "sa", Volumes: []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{
 			Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
 				{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}},
 				{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "vault", Audience: "vault"}},
+				{PodCertificate: &corev1.PodCertificateProjection{SignerName: "example.com/signer"}},
 			}}}}}},
 	}
 }
@@ -63,7 +80,11 @@ func podOn(node, name string) *corev1.Pod {
 func plugin() *Restriction {
 	r := New(audienceOnly{})
 	r.Pods = stored{objects: map[string]runtime.Object{"ns/mine": podOn("n1", "mine"), "ns/theirs": podOn("n2", "theirs"), "ns/pending": podOn("", "pending")}}
-	r.Nodes = stored{objects: map[string]runtime.Object{"/n1": &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "uid-n1"}}}}
+	r.Nodes = stored{objects: map[string]runtime.Object{
+		"/n1": &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "uid-n1"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24"}}},
+		"/n2": &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2", UID: "uid-n2"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.2.0/24", "fd00:244:2::/64"}}},
+	}}
+	r.Accounts = stored{objects: map[string]runtime.Object{"ns/sa": &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "sa", UID: "uid-sa"}}}}
 	return r
 }
 
@@ -79,7 +100,7 @@ type write struct {
 	who           *user.DefaultInfo
 }
 
-var groups = map[string]string{"leases": "coordination.k8s.io", "certificatesigningrequests": "certificates.k8s.io"}
+var groups = map[string]string{"leases": "coordination.k8s.io", "csinodes": "storage.k8s.io", "certificatesigningrequests": "certificates.k8s.io", "podcertificaterequests": "certificates.k8s.io"}
 
 func (w write) check(t *testing.T) {
 	t.Helper()
@@ -107,6 +128,9 @@ func TestNode(t *testing.T) {
 		}
 		return n
 	}
+	cidrs := func(texts ...string) func(*corev1.Node) {
+		return func(n *corev1.Node) { n.Spec.PodCIDRs = texts }
+	}
 	label := func(key string) func(*corev1.Node) {
 		return func(n *corev1.Node) { n.Labels = map[string]string{key: "x"} }
 	}
@@ -130,8 +154,16 @@ func TestNode(t *testing.T) {
 		})},
 		"forget its configuration": {op: admission.Update, name: "n1", obj: node("n1", nil), allowed: true,
 			old: node("n1", func(n *corev1.Node) { n.Spec.ConfigSource = &corev1.NodeConfigSource{} })},
-		"nobody's node":  {op: admission.Create, obj: node("", nil), who: &user.DefaultInfo{Name: "system:node:", Groups: []string{"system:nodes"}}},
-		"no node at all": {op: admission.Create, obj: node("n2", nil), name: "n2", allowed: true, who: &user.DefaultInfo{Name: "ann", Groups: []string{"system:nodes"}}},
+		"Pod addresses":                    {op: admission.Create, name: "n1", obj: node("n1", cidrs("10.244.1.0/24", "fd00:244:1::/64")), allowed: true},
+		"Pod addresses later":              {op: admission.Update, name: "n1", old: node("n1", nil), obj: node("n1", cidrs("10.244.3.0/24")), allowed: true},
+		"another's":                        {op: admission.Create, name: "n1", obj: node("n1", cidrs("10.244.2.0/24"))},
+		"another's later":                  {op: admission.Update, name: "n1", old: node("n1", nil), obj: node("n1", cidrs("10.244.2.0/24"))},
+		"a part of another's":              {op: admission.Create, name: "n1", obj: node("n1", cidrs("10.244.1.0/24", "fd00:244:2::8000/113"))},
+		"more than another's":              {op: admission.Create, name: "n1", obj: node("n1", cidrs("10.244.0.0/16"))},
+		"another's, since long ago":        {op: admission.Update, name: "n1", old: node("n1", cidrs("10.244.2.0/24")), obj: node("n1", cidrs("10.244.2.0/24")), allowed: true},
+		"another's in what is not written": {op: admission.Update, sub: "status", name: "n1", old: node("n1", nil), obj: node("n1", cidrs("10.244.2.0/24")), allowed: true},
+		"nobody's node":                    {op: admission.Create, obj: node("", nil), who: &user.DefaultInfo{Name: "system:node:", Groups: []string{"system:nodes"}}},
+		"no node at all":                   {op: admission.Create, obj: node("n2", nil), name: "n2", allowed: true, who: &user.DefaultInfo{Name: "ann", Groups: []string{"system:nodes"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.resource = "nodes"
@@ -263,6 +295,25 @@ func TestLeases(t *testing.T) {
 	}
 }
 
+func TestCSINodes(t *testing.T) {
+	node := func(name string) *storagev1.CSINode {
+		return &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	}
+	for name, w := range map[string]write{
+		"create":           {op: admission.Create, obj: node("n1"), allowed: true},
+		"create another's": {op: admission.Create, obj: node("n2")},
+		"update":           {op: admission.Update, name: "n1", obj: node("n1"), old: node("n1"), allowed: true},
+		"update another's": {op: admission.Update, name: "n2", obj: node("n2"), old: node("n2")},
+		"status":           {op: admission.Update, sub: "status", name: "n1", obj: node("n1"), old: node("n1")},
+		"delete another's": {op: admission.Delete, name: "n2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.resource = "csinodes"
+			w.check(t)
+		})
+	}
+}
+
 func TestTokens(t *testing.T) {
 	bound := func(pod string, change ...func(*authenticationv1.TokenRequest)) *authenticationv1.TokenRequest {
 		r := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
@@ -311,8 +362,8 @@ func TestCertificates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := func(signer, name string) *certificatesv1.CertificateSigningRequest {
-		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name}}, key)
+	asked := func(signer, name string, groups ...string) *certificatesv1.CertificateSigningRequest {
+		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: groups}}, key)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -331,10 +382,51 @@ func TestCertificates(t *testing.T) {
 		"an administrator's": {obj: asked(client, "admin")},
 		"of another signer":  {obj: asked("example.com/x", "any"), allowed: true},
 		"nonsense":           {obj: nonsense},
+
+		"its machine's proxy":     {obj: asked("portal.dev/component-client", "system:portal:proxy:n1", "system:portal:proxies"), allowed: true},
+		"its machine's DNS":       {obj: asked("portal.dev/component-client", "system:portal:dns:n1", "system:portal:dns"), allowed: true},
+		"another machine's proxy": {obj: asked("portal.dev/component-client", "system:portal:proxy:n2", "system:portal:proxies")},
+		"a proxy of more groups":  {obj: asked("portal.dev/component-client", "system:portal:proxy:n1", "system:portal:proxies", "system:masters")},
+		"no part's name":          {obj: asked("portal.dev/component-client", "system:portal:controllers", "system:portal:proxies")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.op, w.resource = admission.Create, "certificatesigningrequests"
 			w.check(t)
 		})
 	}
+}
+
+// A node gets certificates for its Pods only, from signers that they name.
+func TestPodCertificates(t *testing.T) {
+	type spec = certificatesv1.PodCertificateRequestSpec
+	asked := func(change func(*spec)) *certificatesv1.PodCertificateRequest {
+		r := &certificatesv1.PodCertificateRequest{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "r"}, Spec: spec{
+			SignerName: "example.com/signer", PodName: "mine", PodUID: "uid-pod", ServiceAccountName: "sa", ServiceAccountUID: "uid-sa",
+			NodeName: "n1", NodeUID: "uid-n1",
+		}}
+		change(&r.Spec)
+		return r
+	}
+	for name, c := range map[string]struct {
+		change            func(*spec)
+		allowed, notFound bool
+	}{
+		"of its Pod":            {func(*spec) {}, true, false},
+		"from a granted signer": {func(s *spec) { s.SignerName = "example.com/granted" }, true, false},
+		"from another signer":   {func(s *spec) { s.SignerName = "example.com/other" }, false, false},
+		"for another node":      {func(s *spec) { s.NodeName = "n2" }, false, false},
+		"for a former node":     {func(s *spec) { s.NodeUID = "old" }, false, false},
+		"of another's Pod":      {func(s *spec) { s.PodName = "theirs" }, false, false},
+		"of a pending Pod":      {func(s *spec) { s.PodName = "pending" }, false, false},
+		"of no Pod":             {func(s *spec) { s.PodName = "gone" }, false, true},
+		"of a former Pod":       {func(s *spec) { s.PodUID = "old" }, false, false},
+		"with another account":  {func(s *spec) { s.ServiceAccountName = "admin" }, false, false},
+		"with a former account": {func(s *spec) { s.ServiceAccountUID = "old" }, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			write{op: admission.Create, resource: "podcertificaterequests", namespace: "ns", name: "r", obj: asked(c.change), allowed: c.allowed, notFound: c.notFound}.check(t)
+		})
+	}
+	fine := asked(func(*spec) {})
+	write{op: admission.Update, resource: "podcertificaterequests", sub: "status", namespace: "ns", name: "r", obj: fine, old: fine}.check(t)
 }

@@ -40,6 +40,8 @@ type Resource interface {
 type Kind[T any, P Object[T]] struct {
 	// Served says group and version; Plural, Singular, Kind and ShortNames are what people type.
 	Served schema.GroupVersion
+	// AlsoServed are other versions that the same storage serves.
+	AlsoServed []schema.GroupVersion
 	// StoredGroup is the group under which objects are stored and errors speak of them; nil: that of Served.
 	StoredGroup      *string
 	Plural, Singular string
@@ -53,19 +55,19 @@ type Kind[T any, P Object[T]] struct {
 	// Default fills what the user left out. It runs on decoding: on create, on update and on reading from the store.
 	Default func(P)
 
-	// ValidName judges metadata.name; nil means a DNS-1123 subdomain. With prefix it judges metadata.generateName.
+	// ValidName validates metadata.name; nil means a DNS-1123 subdomain. With prefix it validates metadata.generateName.
 	ValidName func(name string, prefix bool) []string
 
 	// PrepareCreate and PrepareUpdate drop what a user may not set and carry over what they may not change.
 	PrepareCreate func(ctx context.Context, obj P)
 	PrepareUpdate func(ctx context.Context, obj, old P)
 
-	// Validate judges a new object, whose metadata the registry has judged. ValidateUpdate alone judges an update, metadata
-	// included: what an object already holds is often not judged again. Without it updates are judged like new objects.
+	// Validate validates a new object, whose metadata the registry has validated. ValidateUpdate alone validates an update, metadata
+	// included: what an object already has is often not validated again. Without it, updates are validated like new objects.
 	Validate       func(ctx context.Context, obj P) field.ErrorList
 	ValidateUpdate func(ctx context.Context, obj, old P) field.ErrorList
 
-	// Warnings are told to the user beside a successful answer; old is nil on create.
+	// Warnings are sent to the user with a successful response; old is nil on create.
 	Warnings func(ctx context.Context, obj, old P) []string
 
 	// Fields are what field selectors can select by, beside metadata.name and metadata.namespace.
@@ -102,7 +104,7 @@ type Kind[T any, P Object[T]] struct {
 type Status[T any, P Object[T]] struct {
 	// Prepare carries over from old everything that is not status.
 	Prepare func(ctx context.Context, obj, old P)
-	// Validate judges the new status.
+	// Validate validates the new status.
 	Validate func(ctx context.Context, obj, old P) field.ErrorList
 	// Reset are the fields that server-side apply must not own through the subresource.
 	Reset []fieldpath.Path

@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage/names"
@@ -49,7 +50,7 @@ func (s strategy[T, P]) PrepareForUpdate(ctx context.Context, obj, old runtime.O
 // MaxKeys is how many keys a map of an object may have. Server-side apply sorts every key of a map into a list, one by one.
 const MaxKeys = 10_000
 
-// CountKeys refuses a map with more than MaxKeys keys.
+// CountKeys rejects a map with more than MaxKeys keys.
 func CountKeys[V any](path *field.Path, keys map[string]V) field.ErrorList {
 	if len(keys) <= MaxKeys {
 		return nil
@@ -145,7 +146,9 @@ func (k *Kind[T, P]) resetSet(paths []fieldpath.Path) map[fieldpath.APIVersion]*
 	if len(paths) == 0 {
 		return nil
 	}
-	return map[fieldpath.APIVersion]*fieldpath.Set{
-		fieldpath.APIVersion(k.Served.String()): fieldpath.NewSet(paths...),
+	out := map[fieldpath.APIVersion]*fieldpath.Set{}
+	for _, version := range append([]schema.GroupVersion{k.Served}, k.AlsoServed...) {
+		out[fieldpath.APIVersion(version.String())] = fieldpath.NewSet(paths...)
 	}
+	return out
 }

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apiserver/pkg/registry/rest"
 )
 
 // Age is the column that says how long ago an object was made.
@@ -75,4 +76,9 @@ func (c table[T, P]) headers() []metav1.TableColumnDefinition {
 		out = append(out, def)
 	}
 	return out
+}
+
+// Table converts objects of a type that is no resource by itself into rows.
+func Table[T any, P Object[T]](columns ...Column[T]) rest.TableConvertor {
+	return table[T, P]{kind: &Kind[T, P]{Columns: columns}}
 }

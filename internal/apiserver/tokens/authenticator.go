@@ -10,6 +10,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/audit"
@@ -43,7 +44,7 @@ type Authenticator struct {
 
 var _ authenticator.Token = &Authenticator{}
 
-// What is said about a token that is refused. Nothing of the token itself is repeated.
+// What is said about a token that is rejected. Nothing of the token itself is repeated.
 var (
 	errNotOurs     = errors.New("the token is of another issuer")
 	errInvalidated = errors.New("the object that the token is bound to is gone")
@@ -161,7 +162,7 @@ func (a *Authenticator) judge(ctx context.Context, token string, c *claims, now 
 	return info, nil
 }
 
-// countStale counts who would have been refused if the token had not been made to live longer.
+// countStale counts who would have been rejected if the token had not been made to live longer.
 func countStale(ctx context.Context, c *claims, now time.Time) {
 	warn := c.Kubernetes.WarnAfter
 	switch {
@@ -180,8 +181,12 @@ func countStale(ctx context.Context, c *claims, now time.Time) {
 func (a *Authenticator) alive(ctx context.Context, resource, namespace string, ref Ref, since time.Time) (metav1.Object, error) {
 	obj, err := a.Get(ctx, resource, namespace, ref.Name, false)
 	if err != nil || string(obj.GetUID()) != ref.UID {
-		if obj, err = a.Get(ctx, resource, namespace, ref.Name, true); err != nil {
+		obj, err = a.Get(ctx, resource, namespace, ref.Name, true)
+		if apierrors.IsNotFound(err) {
 			return nil, fmt.Errorf("%w: %s %s: %w", errInvalidated, resource, ref.Name, err)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("can't read %s %s, which the token is bound to: %w", resource, ref.Name, err)
 		}
 	}
 	if string(obj.GetUID()) != ref.UID {
@@ -193,7 +198,7 @@ func (a *Authenticator) alive(ctx context.Context, resource, namespace string, r
 	return obj, nil
 }
 
-// judgeSecret judges a token that a controller wrote into a Secret. It is good as long as the Secret holds it.
+// judgeSecret checks a token that a controller wrote into a Secret. It is good as long as the Secret holds it.
 func (a *Authenticator) judgeSecret(ctx context.Context, token string, c *claims) (*serviceaccount.ServiceAccountInfo, error) {
 	if c.LegacyNamespace == "" || c.LegacySecret == "" || c.LegacyAccount == "" || c.LegacyAccountUID == "" {
 		return nil, errors.New("the token does not say which ServiceAccount and Secret it is of")

@@ -52,7 +52,7 @@ type bound struct {
 	WarnAfter *jwt.NumericDate `json:"warnafter,omitempty"`
 }
 
-// Config is how tokens are issued and judged.
+// Config is how tokens are issued and checked.
 type Config struct {
 	// Issuers are those whose tokens are accepted; the first is written into new ones.
 	Issuers []string

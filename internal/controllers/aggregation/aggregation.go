@@ -43,10 +43,11 @@ func New(client kubernetes.Interface, factory informers.SharedInformerFactory) (
 }
 
 // Run works until ctx ends, and returns when all it started has ended.
-func (c *Controller) Run(ctx context.Context) {
+func (c *Controller) Run(ctx context.Context) error {
 	if cache.WaitForCacheSync(ctx.Done(), c.informer.HasSynced) {
 		c.queue.Run(ctx, 1)
 	}
+	return nil
 }
 
 func (c *Controller) enqueue() {

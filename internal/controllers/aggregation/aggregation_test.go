@@ -37,7 +37,7 @@ func TestRulesFollow(t *testing.T) {
 	defer running.Wait()
 	defer stop()
 	factory.Start(ctx.Done())
-	running.Go(func() { c.Run(ctx) })
+	running.Go(func() { _ = c.Run(ctx) })
 	roles := client.RbacV1().ClusterRoles()
 	expect := func(resources ...string) {
 		t.Helper()

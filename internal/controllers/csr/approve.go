@@ -35,6 +35,8 @@ func (c *Controller) approve(ctx context.Context, r *signingRequest) (queue.Resu
 	switch r.Spec.SignerName {
 	case identity.Signer:
 		return c.approveComponent(ctx, r)
+	case certificatesv1.KubeletServingSignerName:
+		return c.approveServing(ctx, r)
 	case certificatesv1.KubeAPIServerClientKubeletSignerName:
 	default:
 		return queue.Result{}, nil

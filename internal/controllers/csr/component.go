@@ -13,8 +13,9 @@ import (
 )
 
 // approveComponent decides about a certificate of one of Portal's own parts: those who hold a token of the role may have any
-// machine's, and who has the identity already may renew it. The permission is to create certificatesigningrequests/ROLEclient or
-// /selfcomponentclient. Nobody else decides for this signer, so what is not allowed is denied, and who waits need not wait.
+// machine's, who has the identity already may renew it, and a node may have those of its own machine. The permission is to
+// create certificatesigningrequests/ROLEclient, /selfcomponentclient or /machinecomponentclient. Nobody else decides for this
+// signer, so what is not allowed is denied, and who waits need not wait.
 func (c *Controller) approveComponent(ctx context.Context, r *signingRequest) (queue.Result, error) {
 	deny := func(message string) (queue.Result, error) {
 		klog.FromContext(ctx).Info("certificate request denied", "request", r.Name, "requestor", r.Spec.Username, "why", message)
@@ -24,13 +25,16 @@ func (c *Controller) approveComponent(ctx context.Context, r *signingRequest) (q
 	if err != nil {
 		return deny("spec.request: " + err.Error())
 	}
-	role, err := csr.Component(request, r.Spec.Usages)
+	role, machine, err := csr.Component(request, r.Spec.Usages)
 	if err != nil {
 		return deny(err.Error())
 	}
 	permission := role.Review()
-	if r.Spec.Username == request.Subject.CommonName {
+	switch r.Spec.Username {
+	case request.Subject.CommonName:
 		permission = identity.SelfReview
+	case identity.Node.User(machine):
+		permission = identity.MachineReview
 	}
 	allowed, err := c.allowed(ctx, r, permission)
 	switch {

@@ -29,6 +29,11 @@ type Deps struct {
 	Client   kubernetes.Interface
 	Requests cache.SharedIndexInformer
 	Clock    clock.WithTicker // the wall clock if nil
+
+	// Nodes and Endpoints are for approving nodes' serving certificates, which none are without. ServerHosts are the API server's names and
+	// addresses, where they are known.
+	Nodes, Endpoints cache.SharedIndexInformer
+	ServerHosts      func() []string
 }
 
 type signingRequest = certificatesv1.CertificateSigningRequest

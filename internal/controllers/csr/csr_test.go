@@ -122,6 +122,55 @@ func TestApprove(t *testing.T) {
 	}
 }
 
+// TestApproveComponent: a node has the identities of its own machine's parts, and nobody a part's without the permission for it. What is
+// not allowed is denied.
+func TestApproveComponent(t *testing.T) {
+	part := func(requestor, name, group string) *signingRequest {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: []string{group}}}, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return nodeRequest(t, requestor, "", func(r *signingRequest) {
+			r.Spec.SignerName, r.Spec.Request = "portal.dev/component-client", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+		})
+	}
+	const proxies, names = "system:portal:proxies", "system:portal:dns"
+	for name, c := range map[string]struct {
+		request  *signingRequest
+		allowed  string
+		approved bool
+	}{
+		"a node for its proxy":             {part("system:node:n1", "system:portal:proxy:n1", proxies), "machinecomponentclient", true},
+		"a node for its DNS":               {part("system:node:n1", "system:portal:dns:n1", names), "machinecomponentclient", true},
+		"a node for another's proxy":       {part("system:node:n1", "system:portal:proxy:n2", proxies), "machinecomponentclient", false},
+		"a node without the permission":    {part("system:node:n1", "system:portal:proxy:n1", proxies), "nodeclient", false},
+		"somebody else":                    {part("system:portal:dns:n1", "system:portal:proxy:n1", proxies), "machinecomponentclient", false},
+		"a proxy renews":                   {part("system:portal:proxy:n1", "system:portal:proxy:n1", proxies), "selfcomponentclient", true},
+		"a proxy for another":              {part("system:portal:proxy:n1", "system:portal:proxy:n2", proxies), "selfcomponentclient", false},
+		"a token":                          {part("system:bootstrap:abcdef", "system:portal:proxy:n1", proxies), "proxyclient", true},
+		"a token of another role":          {part("system:bootstrap:abcdef", "system:portal:dns:n1", names), "proxyclient", false},
+		"a node for a proxy in its groups": {part("system:node:n1", "system:portal:proxy:n1", "system:masters"), "machinecomponentclient", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			client := api(c.request, c.allowed)
+			controller, err := NewApprover(deps(client))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := controller.approve(t.Context(), c.request); err != nil {
+				t.Fatal(err)
+			}
+			if yes, no, _ := decided(read(t, client)); yes != c.approved || no == c.approved {
+				t.Errorf("approved %v, denied %v", yes, no)
+			}
+		})
+	}
+}
+
 // A request that nobody may have approved is looked at again, ever less often.
 func TestApproveLater(t *testing.T) {
 	for age, want := range map[time.Duration]time.Duration{0: time.Second, time.Minute: 30 * time.Second, 5 * time.Hour: 10 * time.Minute} {

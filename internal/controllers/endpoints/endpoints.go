@@ -80,15 +80,11 @@ func New(deps Deps) (*Controller, error) {
 		DeleteFunc: func(obj any) {
 			if gone := membership.Deleted[*corev1.Endpoints](obj); gone != nil {
 				c.writes.Gone(gone)
-				c.queue.Add(keyOf(gone))
+				c.queue.Add(queue.KeyOf(gone))
 			}
 		},
 	})
 	return c, err
-}
-
-func keyOf(obj metav1.Object) queue.Key {
-	return queue.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 }
 
 func (c *Controller) changed(old, now *corev1.Endpoints) {
@@ -96,10 +92,10 @@ func (c *Controller) changed(old, now *corev1.Endpoints) {
 	switch {
 	case origin != writes.Foreign || now.Labels[LabelManagedBy] != Name || old.ResourceVersion == now.ResourceVersion:
 	case c.working.Load():
-		c.queue.AddAfter(keyOf(now), foreignChangeDelay)
-	case maps.Equal(shown(now), membership.Shown(c.Members.Pods(keyOf(now)))):
+		c.queue.AddAfter(queue.KeyOf(now), foreignChangeDelay)
+	case maps.Equal(shown(now), membership.Shown(c.Members.Pods(queue.KeyOf(now)))):
 		// The leader's work. Every Service is in the queue already, this one may come later.
-		c.queue.Deprioritize(keyOf(now))
+		c.queue.Deprioritize(queue.KeyOf(now))
 	}
 }
 
@@ -130,7 +126,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		e := obj.(*corev1.Endpoints)
 		_, lock := e.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]
 		if _, err := c.Services.Services(e.Namespace).Get(e.Name); err != nil && !lock {
-			c.queue.Add(keyOf(e))
+			c.queue.Add(queue.KeyOf(e))
 		}
 	}
 	var done sync.WaitGroup
@@ -208,7 +204,7 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, current, ne
 		written, err = client.Update(ctx, next, metav1.UpdateOptions{})
 	}
 	if err == nil {
-		c.writes.Wrote(keyOf(svc), written)
+		c.writes.Wrote(queue.KeyOf(svc), written)
 		return nil
 	}
 	if !isStale(err) && ctx.Err() == nil {

@@ -63,6 +63,7 @@ type Controller struct {
 	trigger    *endpointsliceutil.TriggerTimeTracker
 	reconciler *endpointslice.Reconciler
 	writes     *countingClient
+	listed     atomic.Bool // the informers have seen everything
 	working    atomic.Bool // until then another process may be the writer
 }
 
@@ -87,12 +88,15 @@ func New(deps Deps) (*Controller, error) {
 		int32(deps.MaxEndpointsPerSlice), c.tracker, c.topology, deps.Recorder, Name,
 		endpointslice.WithPreferSameTrafficDistributionEnabled(true))
 	c.nodes = queue.New(queue.Options{Name: "endpoint_slice_topology"}, c.syncNodes)
-	deps.Members.Subscribe(c.queue.Add)
+	deps.Members.Subscribe(c.membersChanged)
 	return c, c.watch()
 }
 
 // Listed says that the informers have seen everything.
-func (c *Controller) Listed() { c.queue.Listed() }
+func (c *Controller) Listed() {
+	c.listed.Store(true)
+	c.queue.Listed()
+}
 
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) error {

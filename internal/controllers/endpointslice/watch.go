@@ -6,7 +6,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"portal/internal/controllers/membership"
 	"portal/internal/controllers/queue"
@@ -17,29 +16,23 @@ import (
 var allNodes = queue.Key{Name: "nodes"}
 
 func (c *Controller) watch() error {
-	_, err := c.Slices.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { c.sliceChanged(nil, obj.(*discovery.EndpointSlice)) },
-		UpdateFunc: func(old, obj any) { c.sliceChanged(old.(*discovery.EndpointSlice), obj.(*discovery.EndpointSlice)) },
-		DeleteFunc: func(obj any) {
-			if gone := membership.Deleted[*discovery.EndpointSlice](obj); gone != nil {
-				c.sliceGone(gone)
-			}
-		},
-	})
-	if err != nil {
+	if _, err := c.Slices.AddEventHandler(membership.Handlers(c.sliceChanged, c.sliceGone)); err != nil {
 		return err
 	}
-	_, err = c.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { c.nodeChanged(nil, obj.(*corev1.Node)) },
-		UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) },
-		DeleteFunc: func(obj any) {
-			if gone := membership.Deleted[*corev1.Node](obj); gone != nil {
-				c.nodes.Add(allNodes)
-				c.touchPodsOn(gone.Name)
-			}
-		},
-	})
+	_, err := c.Nodes.AddEventHandler(membership.Handlers(c.nodeChanged, func(gone *corev1.Node) {
+		c.nodes.Add(allNodes)
+		c.touchPodsOn(gone.Name)
+	}))
 	return err
+}
+
+// membersChanged queues a Service whose Pods or selector have changed. A standby may see what the leader made of that before
+// the change itself.
+func (c *Controller) membersChanged(key queue.Key) {
+	c.queue.Add(key)
+	if c.listed.Load() && !c.working.Load() && c.agree(key) {
+		c.queue.Deprioritize(key)
+	}
 }
 
 // sliceChanged requeues a slice's Service if somebody else changed the slice.

@@ -149,7 +149,7 @@ func pod(name string, labels map[string]string, ready bool) *corev1.Pod {
 	}
 }
 
-func TestWhoIsToldOfAChange(t *testing.T) {
+func TestAffectedServices(t *testing.T) {
 	now := metav1.Now()
 	base := pod("p", map[string]string{"app": "a"}, true)
 	change := func(f func(*corev1.Pod)) *corev1.Pod {

@@ -37,29 +37,15 @@ func (w *Watch) Subscribe(affected func(Key)) { w.subscribers = append(w.subscri
 
 // Attach feeds the watch from informers. The answer says when what was there at the beginning has been seen.
 func (w *Watch) Attach(pods, services cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
-	p, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { w.podChanged(nil, obj.(*corev1.Pod)) },
-		UpdateFunc: func(old, obj any) { w.podChanged(old.(*corev1.Pod), obj.(*corev1.Pod)) },
-		DeleteFunc: func(obj any) {
-			if pod := Deleted[*corev1.Pod](obj); pod != nil {
-				w.podChanged(pod, nil)
-			}
-		},
-	})
+	p, err := pods.AddEventHandler(Handlers(w.podChanged, func(pod *corev1.Pod) { w.podChanged(pod, nil) }))
 	if err != nil {
 		return nil, err
 	}
-	s, err := services.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { w.serviceChanged(obj.(*corev1.Service)) },
-		UpdateFunc: func(_, obj any) { w.serviceChanged(obj.(*corev1.Service)) },
-		DeleteFunc: func(obj any) {
-			if svc := Deleted[*corev1.Service](obj); svc != nil {
-				key := Key{Namespace: svc.Namespace, Name: svc.Name}
-				w.DeleteService(key)
-				w.notify(key)
-			}
-		},
-	})
+	s, err := services.AddEventHandler(Handlers(w.serviceChanged, func(svc *corev1.Service) {
+		key := Key{Namespace: svc.Namespace, Name: svc.Name}
+		w.DeleteService(key)
+		w.notify(key)
+	}))
 	if err != nil {
 		return nil, err
 	}
@@ -68,11 +54,33 @@ func (w *Watch) Attach(pods, services cache.SharedIndexInformer) (synced []cache
 
 // Deleted is the object of a delete event, also when the event itself was missed; nil if it is of another type.
 func Deleted[T any](obj any) T {
+	t, _ := deleted[T](obj)
+	return t
+}
+
+func deleted[T any](obj any) (T, bool) {
 	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = gone.Obj
 	}
-	t, _ := obj.(T)
-	return t
+	t, ok := obj.(T)
+	return t, ok
+}
+
+// Handlers call a function for each object that is new or has changed, and another one for each that is gone. old is nil for
+// a new one.
+func Handlers[T any](changed func(old, obj T), gone func(T)) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) {
+			var none T
+			changed(none, obj.(T))
+		},
+		UpdateFunc: func(old, obj any) { changed(old.(T), obj.(T)) },
+		DeleteFunc: func(obj any) {
+			if t, ok := deleted[T](obj); ok {
+				gone(t)
+			}
+		},
+	}
 }
 
 // LogWatchError logs why an informer failed, unless it was stopped.
@@ -82,7 +90,7 @@ func LogWatchError(ctx context.Context, r *cache.Reflector, err error) {
 	}
 }
 
-func (w *Watch) serviceChanged(svc *corev1.Service) {
+func (w *Watch) serviceChanged(_, svc *corev1.Service) {
 	key := Key{Namespace: svc.Namespace, Name: svc.Name}
 	w.SetService(key, svc.Spec.Selector)
 	w.notify(key)

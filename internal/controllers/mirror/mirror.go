@@ -80,15 +80,8 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 func (c *Controller) watch() error {
-	_, err := c.Endpoints.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { c.queue.Add(keyOf(obj.(*corev1.Endpoints))) },
-		UpdateFunc: func(_, obj any) { c.queue.Add(keyOf(obj.(*corev1.Endpoints))) },
-		DeleteFunc: func(obj any) {
-			if gone := membership.Deleted[*corev1.Endpoints](obj); gone != nil {
-				c.queue.Add(keyOf(gone))
-			}
-		},
-	})
+	add := func(endpoints *corev1.Endpoints) { c.queue.Add(queue.KeyOf(endpoints)) }
+	_, err := c.Endpoints.AddEventHandler(membership.Handlers(func(_, endpoints *corev1.Endpoints) { add(endpoints) }, add))
 	if err != nil {
 		return err
 	}
@@ -97,7 +90,7 @@ func (c *Controller) watch() error {
 		UpdateFunc: func(old, obj any) {
 			was, svc := old.(*corev1.Service), obj.(*corev1.Service)
 			if (was.Spec.Selector == nil) != (svc.Spec.Selector == nil) {
-				c.queue.Add(keyOf(svc))
+				c.queue.Add(queue.KeyOf(svc))
 			}
 		},
 		DeleteFunc: func(obj any) {
@@ -109,23 +102,13 @@ func (c *Controller) watch() error {
 	if err != nil {
 		return err
 	}
-	_, err = c.Slices.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { c.sliceChanged(nil, obj.(*discovery.EndpointSlice)) },
-		UpdateFunc: func(old, obj any) {
-			c.sliceChanged(old.(*discovery.EndpointSlice), obj.(*discovery.EndpointSlice))
-		},
-		DeleteFunc: func(obj any) {
-			if gone := membership.Deleted[*discovery.EndpointSlice](obj); gone != nil {
-				c.sliceGone(gone)
-			}
-		},
-	})
+	_, err = c.Slices.AddEventHandler(membership.Handlers(c.sliceChanged, c.sliceGone))
 	return err
 }
 
 func (c *Controller) serviceChanged(svc *corev1.Service) {
 	if svc.Spec.Selector == nil {
-		c.queue.Add(keyOf(svc))
+		c.queue.Add(queue.KeyOf(svc))
 	}
 }
 
@@ -147,10 +130,6 @@ func (c *Controller) sliceGone(slice *discovery.EndpointSlice) {
 	if !c.view.Writes.Gone(slice) && c.view.Mine(slice) {
 		c.queue.Add(sliceview.ServiceOf(slice))
 	}
-}
-
-func keyOf(obj metav1.Object) queue.Key {
-	return queue.Key{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 }
 
 func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, error) {

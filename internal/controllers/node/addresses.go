@@ -25,18 +25,35 @@ func (c *Controller) seen(node *corev1.Node) {
 		}
 		return
 	}
+	for prefix, rival := range c.occupy(node) {
+		c.Recorder.Eventf(node, corev1.EventTypeWarning, "CIDRConflict", "spec.podCIDRs: %s overlaps addresses of %s", prefix, rival)
+	}
+}
+
+// occupy notes the parts that a node has, and gives those of which somebody else has some. What was reserved for the node is
+// not free for a moment in between.
+func (c *Controller) occupy(node *corev1.Node) map[netip.Prefix]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.unreserve(node.Name)
-	c.each(node, func(p *pool, prefix netip.Prefix) { p.occupy(prefix, node.Name) })
+	rivals := map[netip.Prefix]string{}
+	c.each(node, func(p *pool, prefix netip.Prefix) {
+		if rival := p.occupy(prefix, node.Name); rival != "" {
+			rivals[prefix] = rival
+		}
+	})
+	return rivals
 }
 
 func (c *Controller) gone(node *corev1.Node) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.unreserve(node.Name)
 	c.each(node, func(p *pool, prefix netip.Prefix) { p.release(prefix, node.Name) })
 }
 
+// each calls a function for the parts that a node has. It is called with the lock held.
 func (c *Controller) each(node *corev1.Node, do func(*pool, netip.Prefix)) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	for _, text := range node.Spec.PodCIDRs {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -92,9 +109,8 @@ func (c *Controller) allocate(owner string) ([]netip.Prefix, error) {
 	return parts, nil
 }
 
+// unreserve gives back what was reserved for a node. It is called with the lock held.
 func (c *Controller) unreserve(owner string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	for i, part := range c.reserved[owner] {
 		c.pools[i].release(part, owner)
 	}

@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 // Range is one family's addresses for Pods, cut into equal parts: one for each node.
@@ -15,33 +16,68 @@ type Range struct {
 // is the last to be handed out again.
 type pool struct {
 	Range
-	owners  map[netip.Prefix]string // parts in use
-	foreign map[netip.Prefix]string // anything else that is in use
+	owners  map[netip.Prefix][]string // parts in use; more than one owner is a mistake of somebody else's
+	foreign map[netip.Prefix][]string // anything else that is in use
 	next    netip.Addr
 }
 
 func newPool(r Range) *pool {
-	return &pool{Range: r, owners: map[netip.Prefix]string{}, foreign: map[netip.Prefix]string{}, next: r.Prefix.Masked().Addr()}
+	return &pool{Range: r, owners: map[netip.Prefix][]string{}, foreign: map[netip.Prefix][]string{}, next: r.Prefix.Masked().Addr()}
 }
 
-// occupy notes that a prefix is an owner's.
-func (p *pool) occupy(prefix netip.Prefix, owner string) {
+// occupy notes that a prefix is an owner's. If that is new, and somebody else has some of it, it says who: both keep it until
+// they are gone, since the addresses of a node can't be changed.
+func (p *pool) occupy(prefix netip.Prefix, owner string) (rival string) {
 	if !p.Prefix.Overlaps(prefix) {
-		return
+		return ""
 	}
 	in := p.owners
 	if prefix.Bits() != p.Bits {
 		in = p.foreign
 	}
-	if _, taken := in[prefix]; !taken {
-		in[prefix] = owner
+	if slices.Contains(in[prefix], owner) {
+		return ""
 	}
+	rival = p.rival(prefix, owner)
+	in[prefix] = append(in[prefix], owner)
+	return rival
 }
 
-// release gives a prefix back if it is that owner's.
+// rival is another owner of something that overlaps; "" if there is none.
+func (p *pool) rival(prefix netip.Prefix, owner string) string {
+	other := func(owners []string) string {
+		for _, o := range owners {
+			if o != owner {
+				return o
+			}
+		}
+		return ""
+	}
+	if prefix.Bits() == p.Bits {
+		if o := other(p.owners[prefix]); o != "" {
+			return o
+		}
+	} else {
+		for part, owners := range p.owners {
+			if o := other(owners); o != "" && part.Overlaps(prefix) {
+				return o
+			}
+		}
+	}
+	for part, owners := range p.foreign {
+		if o := other(owners); o != "" && part.Overlaps(prefix) {
+			return o
+		}
+	}
+	return ""
+}
+
+// release gives a prefix back, as far as it is that owner's.
 func (p *pool) release(prefix netip.Prefix, owner string) {
-	for _, in := range []map[netip.Prefix]string{p.owners, p.foreign} {
-		if in[prefix] == owner {
+	for _, in := range []map[netip.Prefix][]string{p.owners, p.foreign} {
+		if i := slices.Index(in[prefix], owner); i < 0 {
+			continue
+		} else if in[prefix] = slices.Delete(in[prefix], i, i+1); len(in[prefix]) == 0 {
 			delete(in, prefix)
 		}
 	}
@@ -54,7 +90,7 @@ func (p *pool) allocate(owner string) (netip.Prefix, error) {
 		part := netip.PrefixFrom(p.next, p.Bits)
 		p.next = p.after(part)
 		if p.free(part) {
-			p.owners[part] = owner
+			p.owners[part] = []string{owner}
 			return part, nil
 		}
 		if p.next == start {

@@ -41,6 +41,33 @@ func TestWhatOverlapsIsNotHandedOut(t *testing.T) {
 	}
 }
 
+// TestTwoWithTheSamePart: the part stays in use until both are gone, and the second of them gets an Event, once.
+func TestTwoWithTheSamePart(t *testing.T) {
+	r := Range{prefix("10.244.0.0/23"), 24}
+	for _, second := range []string{"10.244.0.0/24", "10.244.0.128/25", "10.244.0.0/16"} {
+		p := newPool(r)
+		if rival := p.occupy(prefix("10.244.0.0/24"), "a"); rival != "" {
+			t.Fatalf("the first of all has the rival %s", rival)
+		}
+		if rival := p.occupy(prefix(second), "b"); rival != "a" {
+			t.Errorf("%s: the rival is %q", second, rival)
+		}
+		if rival := p.occupy(prefix(second), "b"); rival != "" {
+			t.Errorf("%s: a second Event about %s", second, rival)
+		}
+		p.release(prefix("10.244.0.0/24"), "a")
+		for range 2 {
+			if got, err := p.allocate("c"); err == nil && got.Overlaps(prefix(second)) {
+				t.Errorf("%s: %s was handed out while b has it", second, got)
+			}
+		}
+		p.release(prefix(second), "b")
+		if got, err := p.allocate("d"); err != nil || got != prefix("10.244.0.0/24") {
+			t.Errorf("%s: later %s, %v", second, got, err)
+		}
+	}
+}
+
 func TestNoPartHasTwoOwners(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := rapid.SampledFrom([]Range{{prefix("10.0.0.0/20"), 24}, {prefix("fd00::/60"), 64}, {prefix("10.0.0.0/24"), 24}}).Draw(t, "range")

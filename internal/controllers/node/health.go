@@ -34,7 +34,29 @@ func (c *Controller) monitor(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C():
+		case <-c.wake:
+			// Others that change at the same time are judged with it.
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(coalesceDelay):
+			}
 		}
+	}
+}
+
+const coalesceDelay = 50 * time.Millisecond
+
+// changed has the nodes judged soon if one of them says that it is ready or not, which is not what its taints say: what waits for a new
+// node must not wait for the next round.
+func (c *Controller) changed(node *corev1.Node) {
+	notReady := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return slices.Contains(healthTaints, t.Key) })
+	if status := readiness(node); (status == corev1.ConditionTrue) != notReady || status == "" {
+		return
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default:
 	}
 }
 

@@ -45,6 +45,7 @@ type Controller struct {
 	health map[string]pulse // only the monitor's goroutine uses it
 	// suspended says that nodes could not renew their Leases when last checked.
 	suspended bool
+	wake      chan struct{} // has the monitor look at once
 	queue     *queue.Queue
 
 	mu       sync.Mutex
@@ -62,14 +63,21 @@ func New(deps Deps) (*Controller, error) {
 		nodes:    corelisters.NewNodeLister(deps.Nodes.GetIndexer()),
 		leases:   coordinationlisters.NewLeaseLister(deps.Leases.GetIndexer()).Leases(corev1.NamespaceNodeLease),
 		health:   map[string]pulse{},
+		wake:     make(chan struct{}, 1),
 		reserved: map[string][]netip.Prefix{},
 	}
 	for _, r := range deps.Ranges {
 		p := newPool(r)
 		for _, reserved := range deps.Reserved {
-			p.occupy(reserved, "reserved for Services")
+			p.occupy(reserved, "Services")
 		}
 		c.pools = append(c.pools, p)
+	}
+	if _, err := deps.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { c.changed(obj.(*corev1.Node)) },
+		UpdateFunc: func(_, obj any) { c.changed(obj.(*corev1.Node)) },
+	}); err != nil {
+		return nil, err
 	}
 	c.queue = queue.New(queue.Options{Name: "node_cidr"}, c.syncCIDR)
 	if len(c.pools) == 0 {

@@ -3,6 +3,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -286,5 +289,48 @@ func TestNodesThatCannotRenew(t *testing.T) {
 			}
 			r.expect("n", unreachable)
 		})
+	}
+}
+
+// TestReservedPartIsNeverFree: between the reservation for a node and the node that has its part, nobody else gets it.
+func TestReservedPartIsNeverFree(t *testing.T) {
+	r := newRig(t, Range{prefix("10.244.0.0/24"), 24})
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.0.0/24"}}}
+	for range 500 {
+		if _, err := r.allocate("a"); err != nil {
+			t.Fatal(err)
+		}
+		var taken atomic.Bool
+		var done sync.WaitGroup
+		done.Go(func() {
+			for range 20 {
+				if _, err := r.allocate("b"); err == nil {
+					taken.Store(true)
+				}
+			}
+		})
+		r.seen(node)
+		done.Wait()
+		if taken.Load() {
+			t.Fatal("another node got the part that was reserved")
+		}
+		r.gone(node)
+	}
+}
+
+// TestConflictIsReported: a node that comes with addresses of another one is reported in an Event, once.
+func TestConflictIsReported(t *testing.T) {
+	r := newRig(t, Range{prefix("10.244.0.0/23"), 24})
+	for range 2 {
+		for _, name := range []string{"a", "b"} {
+			r.seen(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.0.0/24"}}})
+		}
+	}
+	events := r.Recorder.(*record.FakeRecorder).Events
+	if len(events) != 1 {
+		t.Fatalf("%d Events", len(events))
+	}
+	if e := <-events; !strings.Contains(e, "CIDRConflict") || !strings.Contains(e, "10.244.0.0/24") || !strings.Contains(e, " a") {
+		t.Error(e)
 	}
 }

@@ -5,17 +5,25 @@ package queue
 import (
 	"context"
 	"errors"
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
 
 // Key names the object that the work is about.
 type Key = types.NamespacedName
+
+// KeyOf is the key of an object.
+func KeyOf(obj metav1.Object) Key { return Key{Namespace: obj.GetNamespace(), Name: obj.GetName()} }
 
 // Result is what a sync reports.
 type Result struct {
@@ -55,6 +63,14 @@ type Queue struct {
 
 const firstSweep = 1024
 
+var (
+	panics = metrics.NewCounterVec(&metrics.CounterOpts{
+		Namespace: "portal", Subsystem: "controllers", Name: "panics_total", StabilityLevel: metrics.ALPHA,
+		Help: "Number of syncs that panicked: each is an error in a controller.",
+	}, []string{"name"})
+	registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(panics) })
+)
+
 // New makes a queue; Run starts it. Keys may be added before.
 func New(opts Options, fn Sync) *Queue {
 	if opts.FirstBackOff == 0 {
@@ -66,6 +82,7 @@ func New(opts Options, fn Sync) *Queue {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
+	registerMetrics()
 	lane := newLanes()
 	order := workqueue.NewTypedWithConfig(workqueue.TypedQueueConfig[Key]{Name: opts.Name, Clock: opts.Clock, Queue: lane})
 	delaying := workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[Key]{Name: opts.Name, Clock: opts.Clock, Queue: order})
@@ -121,7 +138,7 @@ func (q *Queue) next(ctx context.Context) bool {
 		q.work.AddAfter(key, left)
 		return true
 	}
-	result, err := q.sync(ctx, key)
+	result, err := q.try(ctx, key)
 	q.charge(key, result.Writes)
 	switch {
 	case err == nil:
@@ -139,6 +156,18 @@ func (q *Queue) next(ctx context.Context) bool {
 		q.work.AddRateLimited(key)
 	}
 	return true
+}
+
+// try syncs a key. A sync that panics has failed: what is wrong with one object must not end the whole process.
+func (q *Queue) try(ctx context.Context, key Key) (result Result, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+			panics.WithLabelValues(q.opts.Name).Inc()
+			klog.FromContext(ctx).Error(err, "sync panicked, retrying", "queue", q.opts.Name, "key", key.String(), "stack", string(debug.Stack()))
+		}
+	}()
+	return q.sync(ctx, key)
 }
 
 // paused is how much longer a key is paused.

@@ -95,7 +95,7 @@ func TestAFailingKeyHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-func TestWritesRestAKey(t *testing.T) {
+func TestWritesPauseAKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		writes := 3
 		var runs []time.Duration
@@ -162,7 +162,7 @@ func TestRunEndsWithItsRuns(t *testing.T) {
 	})
 }
 
-func TestRestsAreForgotten(t *testing.T) {
+func TestPausesAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := start(t, Options{WritePause: time.Millisecond, MaxWritePause: time.Second}, func(context.Context, Key) (Result, error) {
 			return Result{Writes: 1}, nil
@@ -178,6 +178,33 @@ func TestRestsAreForgotten(t *testing.T) {
 		defer q.mu.Unlock()
 		if len(q.pauses) > 2*firstSweep {
 			t.Errorf("%d keys are remembered although all have rested", len(q.pauses))
+		}
+	})
+}
+
+// TestAPanicIsAFailure: the key is retried later and later, and others are synced.
+func TestAPanicIsAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var runs, others atomic.Int32
+		q := start(t, Options{FirstBackOff: time.Second, MaxBackOff: time.Minute}, func(_ context.Context, k Key) (Result, error) {
+			if k != key {
+				others.Add(1)
+			} else if runs.Add(1) <= 5 {
+				panic("a mistake in the controller")
+			}
+			return Result{}, nil
+		})
+		q.Add(key)
+		time.Sleep(30 * time.Second) // after 0, 1, 3, 7 and 15 s
+		synctest.Wait()
+		if runs.Load() != 5 {
+			t.Errorf("%d runs", runs.Load())
+		}
+		q.Add(Key{Name: "b"})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if runs.Load() != 6 || others.Load() != 1 {
+			t.Errorf("%d runs, %d of the other key", runs.Load(), others.Load())
 		}
 	})
 }

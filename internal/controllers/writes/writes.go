@@ -48,11 +48,13 @@ type write struct {
 	uid     types.UID
 	version string // empty: the object is to be deleted
 	at      time.Time
+	overdue bool // it is waited for no more, but the informer has not got as far either
 }
 
 // state is what is known of a key that has, or had, pending writes.
 type state struct {
 	pending int
+	overdue int
 	waiting bool // the key's sync waits for the informer
 	lost    bool // a write was not delivered in time: the informer's state can't be relied on
 }
@@ -153,15 +155,21 @@ func (t *Tracker) Gone(obj metav1.Object) (own bool) {
 func (t *Tracker) remove(name types.NamespacedName, w write) {
 	delete(t.pending, name)
 	s := t.keys[w.key]
-	if s.pending--; s.pending > 0 {
-		return
+	if w.overdue {
+		s.overdue--
+	} else {
+		t.settle(w.key, s)
 	}
-	if s.waiting {
-		s.waiting = false
-		t.requeue(w.key)
-	}
-	if !s.lost {
+	if !s.lost && s.pending+s.overdue == 0 {
 		delete(t.keys, w.key)
+	}
+}
+
+// settle has a key wait for one write less.
+func (t *Tracker) settle(key queue.Key, s *state) {
+	if s.pending--; s.pending == 0 && s.waiting {
+		s.waiting = false
+		t.requeue(key)
 	}
 }
 
@@ -177,16 +185,17 @@ func (t *Tracker) Behind(key queue.Key) bool {
 	return true
 }
 
-// TakeLost reports, once, that a write of a key was not delivered in time: the caller should read from the API server.
+// TakeLost reports that a write of a key was not delivered in time: the caller should read from the API server. It does so once,
+// or as long as the informer has not got as far as the write.
 func (t *Tracker) TakeLost(key queue.Key) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.keys[key]
-	if s == nil || !s.lost {
+	if s == nil || !s.lost && s.overdue == 0 {
 		return false
 	}
 	s.lost = false
-	if s.pending == 0 {
+	if s.pending+s.overdue == 0 {
 		delete(t.keys, key)
 	}
 	return true
@@ -231,7 +240,7 @@ func (t *Tracker) Run(ctx context.Context) {
 	}
 }
 
-// expire takes out the writes that an informer which has reached a version should have delivered.
+// expire ends the waiting for the writes that an informer which has reached a version should have delivered.
 func (t *Tracker) expire(reached string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -239,11 +248,20 @@ func (t *Tracker) expire(reached string) {
 		waited := time.Since(w.at)
 		order, err := resourceversion.CompareResourceVersion(reached, w.version)
 		behind := err == nil && order < 0
-		if waited < timeout || waited < longTimeout && behind {
+		if waited < timeout || behind && (w.overdue || waited < longTimeout) {
 			continue
 		}
 		s := t.keys[w.key]
-		s.lost, s.waiting = true, true // requeued even if nothing waits: it was the last that was heard of
+		if !w.overdue {
+			s.lost, s.waiting = true, true // requeued even if nothing waits: no event may follow
+		}
+		if behind {
+			w.overdue = true
+			t.pending[name] = w
+			s.overdue++
+			t.settle(w.key, s)
+			continue
+		}
 		t.remove(name, w)
 	}
 }

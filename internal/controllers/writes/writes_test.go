@@ -144,8 +144,13 @@ func TestLostWrites(t *testing.T) {
 				time.Sleep(time.Millisecond)
 				r.expire(c.reached)
 				r.expect(false, 1)
-				if !r.TakeLost(key) || r.TakeLost(key) {
-					t.Error("a lost write is told once")
+				if !r.TakeLost(key) || r.TakeLost(key) != (c.reached < "7") {
+					t.Error("a lost write is told once, or as long as the informer is behind")
+				}
+				r.expire("7")
+				r.expect(false, 1)
+				if r.TakeLost(key) {
+					t.Error("the informer has caught up, and is not relied on")
 				}
 				if len(r.keys) != 0 || len(r.pending) != 0 {
 					t.Errorf("kept: %v %v", r.keys, r.pending)
@@ -153,4 +158,26 @@ func TestLostWrites(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A write that comes after all ends the reading from the API server.
+func TestOverdueWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.Wrote(key, object("a", "7"))
+		time.Sleep(longTimeout)
+		r.expire("6")
+		r.Wrote(key, object("b", "8"))
+		r.expect(true, 1)
+		r.deliver(object("a", "7"))
+		r.expect(true, 1)
+		r.deliver(object("b", "8"))
+		r.expect(false, 2)
+		if !r.TakeLost(key) || r.TakeLost(key) {
+			t.Error("what was lost before is told once")
+		}
+		if len(r.keys) != 0 || len(r.pending) != 0 {
+			t.Errorf("kept: %v %v", r.keys, r.pending)
+		}
+	})
 }

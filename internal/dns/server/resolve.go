@@ -118,15 +118,19 @@ func (w *worker) forwarded(ctx context.Context, buf []byte, f *forward.Forwarder
 	return out, -1, sourceForward
 }
 
-// chase resolves the target of an ExternalName Service.
+// chase resolves the target of an ExternalName Service. If that fails, so does the response: an alias without addresses would
+// say that there are none, and clients would not try again. (CoreDNS says so.)
 func (w *worker) chase(ctx context.Context, buf []byte) []byte {
 	chain := w.r.Chain
 	var found [][]byte
+	failed := false
 	for _, name := range chain.Outside {
-		m := w.s.lookup(ctx, name, w.q.QType)
+		m, err := w.s.lookup(ctx, name, w.q.QType)
 		if m == nil {
+			failed = failed || err != nil
 			continue
 		}
+		failed = failed || m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError
 		for _, rr := range m.Answer {
 			b := make([]byte, dns.Len(rr)+1)
 			if n, err := dns.PackRR(rr, b, 0, nil, false); err == nil {
@@ -134,17 +138,21 @@ func (w *worker) chase(ctx context.Context, buf []byte) []byte {
 			}
 		}
 	}
-	return w.s.zones.Finish(buf, &w.r, chain, found)
+	rcode := uint8(wire.NoError)
+	if failed && len(found) == 0 {
+		rcode = wire.ServFail
+	}
+	return w.s.zones.Finish(buf, &w.r, chain, rcode, found)
 }
 
-// lookup resolves a name, of the cluster or not, as for a client; nil if that fails.
-func (s *Server) lookup(ctx context.Context, name string, typ uint16) *dns.Msg {
+// lookup resolves a name, of the cluster or not, as for a client; neither a message nor an error if there is no upstream.
+func (s *Server) lookup(ctx context.Context, name string, typ uint16) (*dns.Msg, error) {
 	msg := make([]byte, wire.HeaderLen, wire.HeaderLen+len(name)+4)
 	msg[2], msg[5] = 1, 1
 	msg = binary.BigEndian.AppendUint16(append(msg, name...), typ)
 	var q wire.Query
 	if q.Parse(append(msg, 0, wire.ClassIN)) != wire.OK {
-		return nil
+		return nil, nil
 	}
 	buf := make([]byte, 0, bigSize)
 	r := zone.Request{Query: &q, Limit: bigSize}
@@ -159,13 +167,13 @@ func (s *Server) lookup(ctx context.Context, name string, typ uint16) *dns.Msg {
 	case zone.Foreign:
 		f := s.forwarder(&q)
 		if f == nil {
-			return nil
+			return nil, nil
 		}
 		var err error
 		if cached, hit := f.Cached(buf, &q, bigSize, time.Now()); hit != forward.Miss {
 			out = cached
 		} else if out, err = f.Resolve(ctx, buf, &q, bigSize); err != nil {
-			return nil
+			return nil, err
 		}
 	case zone.Chase:
 		w := &worker{s: s, r: r}
@@ -174,10 +182,10 @@ func (s *Server) lookup(ctx context.Context, name string, typ uint16) *dns.Msg {
 		out = w.chase(ctx, buf)
 	}
 	m := new(dns.Msg)
-	if m.Unpack(out) != nil {
-		return nil
+	if err := m.Unpack(out); err != nil {
+		return nil, err
 	}
-	return m
+	return m, nil
 }
 
 // searches reports whether a query is the first of a Pod's search path: a name below <its namespace>.svc.<zone>. It
@@ -224,7 +232,7 @@ func (w *worker) autopath(ctx context.Context, buf []byte, from netip.Addr) []by
 		if len(name)+len(suffix) > wire.MaxName {
 			continue
 		}
-		m := w.s.lookup(ctx, name+suffix, w.q.QType)
+		m, _ := w.s.lookup(ctx, name+suffix, w.q.QType)
 		if m == nil || m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 {
 			continue
 		}

@@ -82,7 +82,7 @@ func (w *worker) handle(dst, msg []byte, from netip.Addr) ([]byte, verdict) {
 		return w.done(out, w.r.Zone, from, sourceZone)
 	case zone.Chase:
 		if !s.recursive || !s.mayRecurse(from) {
-			return w.done(s.zones.Finish(dst, &w.r, w.r.Chain, nil), w.r.Zone, from, sourceZone)
+			return w.done(s.zones.Finish(dst, &w.r, w.r.Chain, wire.NoError, nil), w.r.Zone, from, sourceZone)
 		}
 		return nil, later
 	}

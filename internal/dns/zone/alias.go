@@ -31,14 +31,14 @@ func (z *Zones) alias(dst []byte, r *Request, g *origin, n *Name) ([]byte, Outco
 	c := &Chain{}
 	if r.QType == wire.TypeCNAME {
 		c.links = []link{{typ: wire.TypeCNAME, target: n.targets()[0]}}
-		return z.Finish(dst, r, c, nil), Answered
+		return z.Finish(dst, r, c, wire.NoError, nil), Answered
 	}
 	c.links = z.follow(r, g, n, "", []string{n.owner}, c)
 	if len(c.links) == 0 {
 		return z.negative(dst, r, g, wire.NoError), Answered
 	}
 	if len(c.Outside) == 0 {
-		return z.Finish(dst, r, c, nil), Answered
+		return z.Finish(dst, r, c, wire.NoError, nil), Answered
 	}
 	r.Chain = c
 	return dst, Chase
@@ -115,8 +115,8 @@ func (z *Zones) name(owner string, g *origin) *Name {
 	return newName(owner, owner[len(prefix):], z.opts.TTL, match)
 }
 
-// Finish writes the response of a chain. found are the records of its Outside names, in wire form without compression.
-func (z *Zones) Finish(dst []byte, r *Request, c *Chain, found [][]byte) []byte {
+// Finish writes the response of a chain, which ends with rcode. found are the records of its Outside names, in wire form without compression.
+func (z *Zones) Finish(dst []byte, r *Request, c *Chain, rcode uint8, found [][]byte) []byte {
 	dst = r.Begin(dst)
 	opt := 0
 	if r.EDNS {
@@ -142,7 +142,7 @@ func (z *Zones) Finish(dst []byte, r *Request, c *Chain, found [][]byte) []byte 
 	if opt > 0 {
 		dst, ar = r.AppendOPT(dst, 0, wire.Advertised), 1
 	}
-	r.Header(dst, wire.NoError, true, r.Recursive, tc, 1, an, 0, ar)
+	r.Header(dst, rcode, true, r.Recursive, tc, 1, an, 0, ar)
 	return dst
 }
 

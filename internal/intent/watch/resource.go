@@ -43,7 +43,7 @@ func (resource) key(obj runtime.Object) intent.Key {
 type clients struct {
 	core, discovery, networking *rest.RESTClient
 	asking                      singleflight.Group
-	door                        *door
+	dialing                     *dialGate
 }
 
 func newClients(config *rest.Config) (*clients, error) {
@@ -66,7 +66,7 @@ func newClients(config *rest.Config) (*clients, error) {
 		return nil, err
 	}
 	networking, err := client(networkingv1.SchemeGroupVersion, "/apis")
-	return &clients{core: core, discovery: discovery, networking: networking, door: newDoor()}, err
+	return &clients{core: core, discovery: discovery, networking: networking, dialing: newDialGate()}, err
 }
 
 // identity tells one cluster from another: the UID of a namespace that every cluster has. Empty where there is none or
@@ -81,7 +81,7 @@ func (c *clients) identity(ctx context.Context) (string, error) {
 // gets an answer in any case.
 func (c *clients) beginIdentity(ctx context.Context) <-chan string {
 	out := make(chan string, 1)
-	done := c.door.take()
+	done := c.dialing.take()
 	go func() {
 		id, _ := c.identity(ctx)
 		done()
@@ -92,7 +92,7 @@ func (c *clients) beginIdentity(ctx context.Context) <-chan string {
 
 func (c *clients) askIdentity(ctx context.Context) (string, error) {
 	var ns corev1.Namespace
-	err := c.core.Get().MaxRetries(0).Resource("namespaces").Name(metav1.NamespaceSystem).Do(c.door.traced(ctx)).Into(&ns)
+	err := c.core.Get().MaxRetries(0).Resource("namespaces").Name(metav1.NamespaceSystem).Do(c.dialing.traced(ctx)).Into(&ns)
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		return "", nil
 	}
@@ -150,7 +150,7 @@ func bind[T any, P object[T], V any](all *clients, c *rest.RESTClient, plural st
 	}
 	r := resource{remove: remove}
 	r.list = func(ctx context.Context, o metav1.ListOptions) (metav1.ListInterface, error) {
-		all.door.wait(ctx)
+		all.dialing.wait(ctx)
 		obj, err := request(o).Do(ctx).Get()
 		if err != nil {
 			return nil, err

@@ -1,4 +1,4 @@
-// Package watch is the door through which the API comes to the node side: it lists and watches what intent is made of,
+// Package watch connects the node side with the API: it lists and watches what intent is made of,
 // strips each object on arrival and keeps nothing else. It survives the loss of the API server, and tells about it.
 package watch
 
@@ -118,7 +118,7 @@ const (
 var (
 	// errRelist: what has been seen cannot be continued, because history has been compacted; only a full list helps.
 	errRelist = errors.New("the watch cannot be resumed")
-	// errStartOver: what has been seen is no part of this API's history: it is another cluster, or was restored from a backup.
+	// errStartOver: what has been seen does not belong to this API's history: it is another cluster, or was restored from a backup.
 	errStartOver = errors.New("the API's history is another one")
 )
 
@@ -143,12 +143,15 @@ func (s *source) run(ctx context.Context) {
 		if err == nil || time.Since(began) > healthyAfter {
 			backoff = minBackoff
 		}
-		if !wait(ctx, backoff/2+rand.N(backoff/2)) {
+		if !wait(ctx, jittered(backoff)) {
 			return
 		}
 		backoff = min(2*backoff, maxBackoff)
 	}
 }
+
+// jittered is a pause of between half of a backoff and the whole, so that the nodes of a fleet don't come at the same moment.
+func jittered(backoff time.Duration) time.Duration { return backoff/2 + rand.N(backoff/2) }
 
 func wait(ctx context.Context, d time.Duration) bool {
 	select {
@@ -159,7 +162,8 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// absent says whether an error means that the API has nothing of the kind for us. Whatever it answers, nobody waits for it.
+// absent says whether an error means that the API has nothing of the kind for us. Any answer marks the source as listed, so that
+// the start never waits for it.
 func (s *source) absent(err error) bool {
 	var answer apierrors.APIStatus
 	if errors.As(err, &answer) {
@@ -195,9 +199,9 @@ func (s *source) connected() bool {
 	return s.status.Connected
 }
 
-// verify asks whether the API that answers after the end of a watch is the one that was watched. One with another store, or with its own
-// restored from a backup, would watch from the same version without a word, and without what is different. An account that
-// may not read the cluster's identity does without that part.
+// verify asks whether the API that answers after a watch has ended is the one that was watched. One with another store, or with its
+// own restored from a backup, would silently accept the version and never send the differences. An account that may not read the
+// cluster's identity does without that part.
 func (s *source) verify(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
@@ -211,8 +215,8 @@ func (s *source) verify(ctx context.Context) error {
 	return watchError(s.knows(ctx))
 }
 
-// knows asks the API to wait until it has the version, and then for nothing: by a watch that begins with all objects of a
-// selector that no object matches; from an API that can't do that, by a list of them.
+// knows checks that the API has reached the version, with a watch-list whose selector matches nothing; an API that can't do that
+// gets a list.
 func (s *source) knows(ctx context.Context) error {
 	all, timeout := true, int64(verifyTimeout/time.Second)
 	o := metav1.ListOptions{
@@ -330,7 +334,7 @@ func watchError(err error) error {
 	return startOver(err)
 }
 
-// startOver tells the error of an API that does not know the version: it was restored to an older one.
+// startOver wraps the error of an API that does not know the version: it was restored to an older one.
 func startOver(err error) error {
 	if tooLarge(err) {
 		return fmt.Errorf("%w: %v", errStartOver, err)

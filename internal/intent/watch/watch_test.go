@@ -2,13 +2,16 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +19,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
 	"portal/internal/intent"
@@ -358,5 +362,48 @@ func TestRememberDialed(t *testing.T) {
 	case <-dialed.Changed():
 	default:
 		t.Error("nobody was told")
+	}
+}
+
+type refusing func()
+
+func (r refusing) RoundTrip(*http.Request) (*http.Response, error) {
+	r()
+	return nil, errors.New("connection refused")
+}
+
+// TestBackoff: an API that does not answer is asked less and less often, every 30 seconds at least, at moments that differ from one
+// node to the next.
+func TestBackoff(t *testing.T) {
+	pauses := func() (out []time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			last := time.Now()
+			config := &rest.Config{Host: "https://192.0.2.1:6443", Transport: refusing(func() {
+				if pause := time.Since(last); pause > 0 { // else it is a further request of the same attempt
+					out, last = append(out, pause), time.Now()
+				}
+			})}
+			w, err := New(intent.NewCluster(intent.Services), Options{Config: config, Sources: []intent.Source{intent.Services}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			w.Run(ctx)
+		})
+		return out
+	}
+	one, other := pauses(), pauses()
+	if len(one) < 20 || len(one) > 60 {
+		t.Fatalf("asked %d times in 10 minutes", len(one))
+	}
+	for i, pause := range one {
+		most := min(minBackoff<<min(i, 20), maxBackoff)
+		if pause < most/2 || pause > most {
+			t.Errorf("pause %d was %v, want between %v and %v", i, pause, most/2, most)
+		}
+	}
+	if slices.Equal(one[:10], other[:10]) {
+		t.Errorf("two nodes asked at the same moments: %v", one[:10])
 	}
 }

@@ -4,7 +4,6 @@ package backend
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -27,27 +26,10 @@ type Backend interface {
 	Close() error
 }
 
-// Early is a Backend that can put plans where no packet comes, before all of them are known, so that little is left to do
-// when they are.
-type Early interface {
+// CheckInterval is a Backend whose Check is cheap enough to run more often than usual, so that drift is repaired sooner.
+type CheckInterval interface {
 	Backend
-	// Prepare is Apply without any effect on packets. What is new is in next.Delta(), whose lists count from where Prepare last
-	// returned nil. ErrLater means that nothing was done because there will be more. Any other error means that nothing counts
-	// as prepared any more, that Prepare will not be called again, and that Apply will be told everything.
-	Prepare(ctx context.Context, next *plan.Snapshot) error
-}
-
-// ErrLater says that it is better to wait for more. ErrServing says that what an earlier process left is at work and must not
-// be touched before all is known.
-var (
-	ErrLater   = errors.New("there is not enough to prepare yet")
-	ErrServing = errors.New("what an earlier process left is at work")
-)
-
-// Prompt is a Backend whose Check costs so little that it can be made often: what somebody removed is back the sooner.
-type Prompt interface {
-	Backend
-	CheckEvery() time.Duration
+	CheckInterval() time.Duration
 }
 
 // FallsBack is a Backend with a second, slower way to program the kernel, which it takes for a time when the first fails.

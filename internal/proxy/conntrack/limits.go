@@ -22,7 +22,7 @@ type Limits struct {
 
 const sysctls = "/proc/sys/net/netfilter"
 
-// Apply tells the kernel what is set. It goes on after an error: in a container some can't be written, and Services work
+// Apply sets the limits in the kernel. It goes on after an error: in a container some can't be written, and Services work
 // without them.
 func (l *Limits) Apply() []error { return l.apply(sysctls, runtime.NumCPU()) }
 

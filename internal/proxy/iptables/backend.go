@@ -101,8 +101,8 @@ func (b *tablesBackend) write(ctx context.Context, next *plan.Snapshot, delta *p
 			for _, table := range tables {
 				ensureBuiltin(batch, f, table, all[table])
 				for _, name := range have[table].chains {
-					if r.there[table][name] = 1; name == localnetChain { // how many doesn't matter: it is flushed
-						r.there[table][name] = 0
+					if r.there[table][name] = (chainDigest{rules: 1}); name == localnetChain { // how many doesn't matter: it is flushed
+						r.there[table][name] = chainDigest{}
 					}
 				}
 			}
@@ -123,7 +123,7 @@ func (b *tablesBackend) write(ctx context.Context, next *plan.Snapshot, delta *p
 		}
 	}
 	for _, r := range fresh {
-		r.written()
+		r.written(true)
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func (b *tablesBackend) command(ctx context.Context, next *plan.Snapshot, delta 
 		case wanted:
 			b.rulesets[f].update(next, delta)
 			if err = t.restore(ctx, b.rulesets[f].print()); err == nil {
-				b.rulesets[f].written()
+				b.rulesets[f].written(false)
 			}
 		}
 		if err != nil {
@@ -195,7 +195,7 @@ func (b *tablesBackend) replace(ctx context.Context, t tool, next *plan.Snapshot
 		return err
 	}
 	// Chains that are kept as they are, but not ours to write, count too.
-	r.written()
+	r.written(false)
 	b.rulesets[t.family] = r
 	return nil
 }
@@ -245,7 +245,7 @@ func (b *tablesBackend) open(r *ruleset, facts *plan.Facts, have map[string]foun
 	return nil
 }
 
-// Check counts the rules of each of our chains and looks for the jumps to them. Over netlink it costs one question while
+// Check compares our chains with what was written, and looks for the jumps to them. Over netlink it costs one question while
 // nobody else changes anything in nf_tables.
 func (b *tablesBackend) Check(ctx context.Context) error {
 	if b.unsure || len(b.rulesets) == 0 {

@@ -124,10 +124,10 @@ func (d direct) look(f intent.Family) (ours map[string]found, all map[string][]s
 	return ours, all, nil
 }
 
-// contents counts the rules of the chains of a table that concern us.
+// contents reads the chains of a table that concern us.
 func (d direct) contents(f intent.Family, table string) (found, error) {
 	t := tableOf(f, table)
-	have := found{jumps: map[string]bool{}, counts: map[string]int{}}
+	have := found{jumps: map[string]bool{}, rules: map[string]chainDigest{}}
 	err := d.Chains(t, func() { have.chains = nil }, func(name string) {
 		if strings.HasPrefix(name, prefix) {
 			have.chains = append(have.chains, name)
@@ -136,8 +136,10 @@ func (d direct) contents(f intent.Family, table string) (found, error) {
 	if err != nil {
 		return have, err
 	}
-	err = d.Rules(t, "", func() { clear(have.counts); clear(have.jumps) }, func(r nf.RuleInfo) {
-		have.counts[r.Chain]++
+	var meaning []byte
+	err = d.Rules(t, "", func() { clear(have.rules); clear(have.jumps) }, func(r nf.RuleInfo) {
+		meaning = nf.AppendMeaning(meaning[:0], r.Expressions)
+		have.rules[r.Chain] = have.rules[r.Chain].plus(meaning)
 		if to := r.JumpsTo(); strings.HasPrefix(to, prefix) {
 			have.jumps["-A "+(jumpRule{r.Chain, to}).String()] = true
 		}
@@ -165,12 +167,12 @@ func ensureBuiltin(b *nf.Batch, f intent.Family, table string, have []string) {
 // write puts a table's changes into a transaction. there are our chains in the table: to make one that is there would do no
 // harm, but counts as a change of it, and after changes the kernel lets the next transaction wait until all packets have
 // left the rules.
-func (s *section) write(b *nf.Batch, f intent.Family, table string, there map[string]int) {
+func (s *section) write(b *nf.Batch, f intent.Family, table string, there map[string]chainDigest) {
 	t := tableOf(f, table)
 	for _, name := range slices.Sorted(maps.Keys(s.whole)) {
-		if rules, known := there[name]; !known {
+		if have, known := there[name]; !known {
 			b.SharedChain(t, name, nf.Hook{})
-		} else if rules != 0 {
+		} else if have.rules != 0 {
 			b.FlushSharedChain(t, name)
 		}
 	}
@@ -180,8 +182,8 @@ func (s *section) write(b *nf.Batch, f intent.Family, table string, there map[st
 		sharedRule(b, t, f, j.from, &r, true)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.gone)) {
-		if rules, known := there[name]; known {
-			if rules != 0 {
+		if have, known := there[name]; known {
+			if have.rules != 0 {
 				b.FlushSharedChain(t, name)
 			}
 			b.DeleteSharedChain(t, name)
@@ -193,7 +195,8 @@ func sharedRule(b *nf.Batch, t *nf.Table, f intent.Family, chain string, r *rule
 	b.SharedRule(t, chain, byte(r.proto), first, func(m []byte) []byte { return r.appendExprs(m, f) })
 }
 
-// missing says what of ours a table lacks.
+// missing says what of ours a table lacks, or has otherwise than it was written. What commands made of a chain is learned from
+// the first list after it was written.
 func (s *ruleset) missing(table string, have found) error {
 	for _, j := range jumps[table] {
 		if !have.jumps["-A "+j.String()] {
@@ -202,11 +205,15 @@ func (s *ruleset) missing(table string, have found) error {
 	}
 	var differ []string
 	for name, want := range s.there[table] {
-		switch {
+		switch got := have.rules[name]; {
 		case !slices.Contains(have.chains, name):
 			differ = append(differ, fmt.Sprintf("the chain %s is missing", name))
-		case have.counts[name] != want:
-			differ = append(differ, fmt.Sprintf("the chain %s has %d rules instead of %d", name, have.counts[name], want))
+		case got.rules != want.rules:
+			differ = append(differ, fmt.Sprintf("the chain %s has %d rules instead of %d", name, got.rules, want.rules))
+		case want.sum == 0:
+			s.there[table][name] = got
+		case got.sum != want.sum:
+			differ = append(differ, fmt.Sprintf("the chain %s has other rules", name))
 		}
 	}
 	if len(differ) == 0 {

@@ -121,7 +121,7 @@ func TestFallBackAndReturn(t *testing.T) {
 	expect("when netlink works again", 11, true)
 }
 
-// TestDrift: whatever is missing of ours is noticed and named, one rule of a leaf too.
+// TestDrift: whatever is missing of ours or was replaced is noticed and named, one rule of a leaf too.
 func TestDrift(t *testing.T) {
 	for _, commands := range []bool{false, true} {
 		b, s := started(t, 100)
@@ -132,6 +132,9 @@ func TestDrift(t *testing.T) {
 			{"iptables-nft -t nat -D PORTAL-MARK 1", "PORTAL-MARK has 1 rules instead of 2"},
 			{"iptables-nft -t nat -D $(iptables-nft -t nat -S | grep -m1 -o 'PORTAL-VIPS-[0-9]* .*DNAT.*')", "PORTAL-VIPS-"},
 			{"iptables-nft -t nat -A PORTAL-SERVICES -j RETURN", "PORTAL-SERVICES has"},
+			{"iptables-nft -t nat -R PORTAL-MARK 2 -j RETURN", "PORTAL-MARK has other rules"},
+			{`chain=$(iptables-nft -t nat -S | grep -m1 -o 'PORTAL-VIPS-[0-9]* .*DNAT' | cut -d' ' -f1)
+				iptables-nft -t nat -R $chain 1 -p tcp -j DNAT --to-destination 192.0.2.66:80`, "has other rules"},
 			{"iptables-nft -t filter -D FORWARD -j PORTAL-FORWARD", "FORWARD -j PORTAL-FORWARD"},
 			{"iptables-nft -t filter -F PORTAL-NEW", "PORTAL-NEW has 0 rules"},
 			{"iptables-nft -t nat -F", "PREROUTING -j PORTAL-SERVICES"},

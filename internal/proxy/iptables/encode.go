@@ -123,7 +123,7 @@ func (e *encoding) compile(frontends []*plan.Frontend, check *plan.HealthCheck) 
 		case plan.NodePort:
 			where = refusedPorts
 		}
-		out, no := c.keepOut(f), c.refuse(f)
+		out, no := c.keepOut(f), c.reject(f)
 		if where == denied {
 			c.put(denied, s, append(out, no...))
 			continue
@@ -292,9 +292,9 @@ func (c *compiler) uniform(f *plan.Frontend) (*plan.Pool, pattern, bool) {
 }
 
 // keepOut drops those whom source ranges exclude. They have not been forwarded, which is all that can be told of a
-// packet that arrives here, unless others were refused too. Where everybody is, ranges make no difference.
+// packet that arrives here, unless others were rejected too. Where everybody is, ranges make no difference.
 func (c *compiler) keepOut(f *plan.Frontend) []rule {
-	if f.Sources == nil || f.Refused() {
+	if f.Sources == nil || f.Rejected() {
 		return nil
 	}
 	if !slices.ContainsFunc(f.Routes[:], func(r plan.Route) bool { return r.Verdict == plan.Reject }) {
@@ -309,8 +309,8 @@ func (c *compiler) keepOut(f *plan.Frontend) []rule {
 	return []rule{match(f).with(jump(c.chain(&c.out.filter, f.ID, append(rules, rule{to: drops}))))}
 }
 
-// refuse is what becomes of the packets that no route forwards.
-func (c *compiler) refuse(f *plan.Frontend) []rule {
+// reject is what becomes of the packets that no route forwards.
+func (c *compiler) reject(f *plan.Frontend) []rule {
 	verdicts := map[plan.Verdict]bool{}
 	for _, o := range c.origins() {
 		if v := f.Routes[o].Verdict; v != plan.Forward {

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/hex"
 	"fmt"
@@ -113,7 +114,7 @@ func TestPrintersAgree(t *testing.T) {
 			}
 			b, sec := nf.NewBatch(), newSection()
 			sec.set("PORTAL-WIRE", rules)
-			sec.write(b, f, table, map[string]int{})
+			sec.write(b, f, table, map[string]chainDigest{})
 			if err := s.Commit(b); err != nil {
 				t.Fatalf("IPv%d %s: %v", f, table, err)
 			}
@@ -123,6 +124,10 @@ func TestPrintersAgree(t *testing.T) {
 				t.Fatalf("%d rules of the command and %d of ours, not %d", len(want), len(got), len(rules))
 			}
 			for i := range rules {
+				listed, _ := hex.DecodeString(got[i])
+				if a, b := nf.AppendMeaning(nil, rules[i].appendExprs(nil, f)), nf.AppendMeaning(nil, listed); len(a) == 0 || !bytes.Equal(a, b) {
+					t.Errorf("IPv%d %s %s means\n %x, but what the kernel lists of it\n %x", f, table, &rules[i], a, b)
+				}
 				if got[i] != want[i] {
 					t.Errorf("IPv%d %s %s\n is  %s\n not %s", f, table, &rules[i], got[i], want[i])
 				}

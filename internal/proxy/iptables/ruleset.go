@@ -2,12 +2,15 @@ package iptables
 
 import (
 	"bufio"
+	"encoding/binary"
+	"hash/maphash"
 	"maps"
 	"net/netip"
 	"slices"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/nf"
 )
 
 // ruleset is what one family's tables hold of ours, and what has yet to be written.
@@ -17,8 +20,23 @@ type ruleset struct {
 	trees    [trees]*tree
 	nat      section
 	filter   section
-	// there are the chains in each table, with the number of their rules.
-	there map[string]map[string]int
+	// there are the chains in each table.
+	there map[string]map[string]chainDigest
+}
+
+// chainDigest tells the rules of a chain from others without keeping them.
+type chainDigest struct {
+	rules int
+	// sum is over the rules in their order; 0: not known.
+	sum uint64
+}
+
+var seed = maphash.MakeSeed()
+
+// plus is what a chain holds when a rule has been added, which is described in the same way each time.
+func (c chainDigest) plus(rule []byte) chainDigest {
+	before := binary.NativeEndian.AppendUint64(nil, c.sum)
+	return chainDigest{c.rules + 1, maphash.Bytes(seed, append(before, rule...))}
 }
 
 // service is what a Service's rules were made of.
@@ -78,13 +96,19 @@ func (s *section) remove(chain string) {
 }
 
 // written notes what a table holds when the changes have been made, and begins anew.
-func (s *section) written(there map[string]int) {
-	for name, rules := range s.whole {
-		there[name] = len(rules)
+// Without a description of rules their number is all that is known.
+func (s *section) written(there map[string]chainDigest, describe func(*rule) []byte) {
+	for name := range s.whole {
+		there[name] = chainDigest{}
 	}
-	for name, rules := range s.more {
-		there[name] += len(rules)
-	}
+	s.rules(func(name string, r *rule) {
+		have := there[name]
+		if unknown := have.rules > 0 && have.sum == 0; describe == nil || unknown {
+			there[name] = chainDigest{rules: have.rules + 1}
+		} else {
+			there[name] = have.plus(describe(r))
+		}
+	})
 	for name := range s.gone {
 		delete(there, name)
 	}
@@ -125,7 +149,7 @@ func (s *section) print(b *bufio.Writer, table string) {
 // newRuleset encodes all of a snapshot. With liberal the kernel takes TCP packets outside the window for valid.
 func newRuleset(f intent.Family, m mark, next *plan.Snapshot, liberal bool) *ruleset {
 	r := &ruleset{encoding: newEncoding(f, m, next.Facts), services: map[intent.Key]*service{}, nat: newSection(), filter: newSection()}
-	r.there = map[string]map[string]int{"nat": {}, "filter": {}}
+	r.there = map[string]map[string]chainDigest{"nat": {}, "filter": {}}
 	for i := range r.trees {
 		r.trees[i] = newTree(treeChains[i])
 	}
@@ -313,10 +337,20 @@ func (r *ruleset) print() script {
 	}
 }
 
-// written notes that the changes have been made.
-func (r *ruleset) written() {
+// written notes that the changes have been made. What the kernel will list of rules that were sent over netlink is known in
+// advance; how commands write them depends on their version.
+func (r *ruleset) written(overNetlink bool) {
+	var describe func(*rule) []byte
+	if overNetlink {
+		var exprs, meaning []byte
+		describe = func(one *rule) []byte {
+			exprs = one.appendExprs(exprs[:0], r.family)
+			meaning = nf.AppendMeaning(meaning[:0], exprs)
+			return meaning
+		}
+	}
 	for _, table := range tables {
-		r.section(table).written(r.there[table])
+		r.section(table).written(r.there[table], describe)
 	}
 }
 

@@ -155,8 +155,8 @@ func (t tool) test(ctx context.Context, table string, rules ...rule) error {
 // found is what a table holds that concerns us.
 type found struct {
 	chains []string
-	jumps  map[string]bool // by the text of the rule
-	counts map[string]int  // of rules, by chain
+	jumps  map[string]bool        // by the text of the rule
+	rules  map[string]chainDigest // by chain
 }
 
 // list reads a table.
@@ -179,7 +179,7 @@ func (t tool) look(ctx context.Context, table string) func() (found, error) {
 
 // find looks for what is ours.
 func find(text []byte) (found, error) {
-	f := found{jumps: map[string]bool{}, counts: map[string]int{}}
+	f := found{jumps: map[string]bool{}, rules: map[string]chainDigest{}}
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -190,7 +190,7 @@ func find(text []byte) (found, error) {
 			f.chains = append(f.chains, name)
 		case bytes.HasPrefix(line, []byte("-A "+prefix)):
 			name, _, _ := bytes.Cut(line[3:], []byte(" "))
-			f.counts[string(name)]++
+			f.rules[string(name)] = f.rules[string(name)].plus(line)
 		case bytes.HasPrefix(line, []byte("-A ")) && !bytes.HasPrefix(line, []byte("-A "+prefix)) && bytes.Contains(line, []byte(" -j "+prefix)):
 			f.jumps[string(line)] = true
 		}

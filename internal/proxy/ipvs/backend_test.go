@@ -378,9 +378,9 @@ func TestServing(t *testing.T) {
 	}
 }
 
-// TestGoingOn: flows of UDP go on when their Service, their address or their port has gone, and end when it is known that
+// TestUDPFlowsOutliveTheirFrontend: flows of UDP go on when their Service, their address or their port has gone, and end when it is known that
 // their endpoint no longer serves.
-func TestGoingOn(t *testing.T) {
+func TestUDPFlowsOutliveTheirFrontend(t *testing.T) {
 	first, other := netip.MustParseAddrPort("10.244.1.1:8080"), "10.244.1.2"
 	udp := func(s *intent.Service) {
 		s.Type, s.Ports[0].Protocol, s.Ports[0].NodePort = intent.NodePort, intent.UDP, 30000
@@ -494,9 +494,9 @@ func TestAffinityIsShared(t *testing.T) {
 	}
 }
 
-// TestLeaving: an address that no Service has any more stays while somebody is connected through it, and then goes; but
+// TestAddressesDrain: an address that no Service has any more stays while somebody is connected through it, and then goes; but
 // not for ever, and not for connections that are closed.
-func TestLeaving(t *testing.T) {
+func TestAddressesDrain(t *testing.T) {
 	r := newRun()
 	clock := time.Unix(1000, 0)
 	a, at := addr("10.96.0.1"), key{family: intent.IPv4, addr: addr("10.96.0.1"), protocol: intent.TCP, port: 80}

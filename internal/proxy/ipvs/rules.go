@@ -38,7 +38,7 @@ const dstnat, srcnat, mangle, filter = -100, 100, -150, 0
 // chains are all of the table.
 func (r *ruler) chains() []nf.Chain {
 	out := []nf.Chain{
-		{Name: refuseChain, Rules: r.Refuse()},
+		{Name: refuseChain, Rules: r.Reject()},
 		{Name: masqueradeChain, Rules: []nf.Rule{append(nf.CtMarkBit(r.bit), nf.Accept)}},
 	}
 	for o := range plan.Origins {
@@ -110,7 +110,7 @@ func (r *ruler) going(nodePort bool) nf.Rule {
 }
 
 // leading marks packets whose address is not on our device, so that routing takes them for this node's: all of a flow, as
-// its connection remembers, whatever became of the frontend since. A flow's first packet is refused here already.
+// its connection remembers, whatever became of the frontend since. A flow's first packet is rejected here already.
 func (r *ruler) leading() []nf.Rule {
 	return []nf.Rule{
 		isAnswer(),

@@ -132,9 +132,9 @@ func (f IP) NotLoopback() Rule {
 	return append(out, IsLocal(false, false)...)
 }
 
-// Refuse are the rules that answer that nobody is there. A reset reaches a process on this node even while connect holds
+// Reject are the rules that answer that nobody is there. A reset reaches a process on this node even while connect holds
 // its socket, when an ICMP message would be lost.
-func (f IP) Refuse() []Rule {
+func (f IP) Reject() []Rule {
 	portUnreachable := uint8(3)
 	if f.Is6() {
 		portUnreachable = 4

@@ -192,7 +192,7 @@ func (t *sample) declare(b *Batch, p *Present, n int) {
 		{IPv4.Source(Reg0), IsIn{Set: t.addrs, Key: Reg0}, Counter{}, Drop},
 		{IPv4.Source(Reg0), IsIn{Set: t.addrs, Key: Reg0}, Goto("other")},
 	}})
-	b.AddChain(t.Table, Chain{Name: "other", Rules: IPv4.Refuse()})
+	b.AddChain(t.Table, Chain{Name: "other", Rules: IPv4.Reject()})
 	for i := range n {
 		b.Add(t.addrs, Element{Key: addr(i)})
 		b.Add(t.ports, Element{Key: AppendPort(addr(i), 80), Data: Number(uint32(i))})
@@ -409,7 +409,7 @@ func TestExpressions(t *testing.T) {
 			append(IsProto(unix.IPPROTO_TCP), Immediate{Reg0, AppendPort(nil, 80)[:2]}, Redirect{Reg0}),
 		}})
 		b.AddChain(table, Chain{Name: "out", Hook: Hook{"nat", unix.NF_INET_POST_ROUTING, 100}, Rules: []Rule{{Masquerade{}}}})
-		rules := append(ip.Refuse(), ip.From([]netip.Prefix{ip.Loopback()}, "eth0", "veth")...)
+		rules := append(ip.Reject(), ip.From([]netip.Prefix{ip.Loopback()}, "eth0", "veth")...)
 		rules = append(rules, ip.NotLoopback(), IsLocal(true, true), MarkBit(0x4000), CtMarkBit(0x4000), HasBit(Mark(Reg0), 8, false),
 			Rule{DestinationPort(Reg0), Range{Reg0, []byte{0, 1}, []byte{1, 0}}, Continue},
 			Rule{Transparent{Reg0}, Cmp{Reg: Reg0, Data: []byte{1}}, Accept},

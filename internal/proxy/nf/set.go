@@ -19,6 +19,8 @@ var (
 	IPv6Field  = Field{8, 16}
 	ProtoField = Field{12, 1}
 	PortField  = Field{13, 2}
+	// InterfaceField is an interface's name, filled up with zeros.
+	InterfaceField = Field{41, unix.IFNAMSIZ}
 	// NumberField is a number without a meaning to others: nft prints a mark in hexadecimal.
 	NumberField = Field{19, 4}
 )

@@ -79,6 +79,50 @@ func (r RuleInfo) JumpsTo() (chain string) {
 	return chain
 }
 
+// AppendMeaning appends what a list of expressions asks of packets and does to them, the same for a list that is written and
+// for what the kernel lists of it: without counters, registers and attributes that kernels add.
+func AppendMeaning(b, expressions []byte) []byte {
+	const name, revision, info = 1, 2, 3 // NFTA_MATCH_*, NFTA_TARGET_*
+	for _, e := range attributes(expressions) {
+		kind, data := attrString(e, unix.NFTA_EXPR_NAME), attr(e, unix.NFTA_EXPR_DATA)
+		if kind == "counter" {
+			continue
+		}
+		b = append(append(b, kind...), 0)
+		switch kind {
+		case "meta":
+			b = appendValues(b, data, unix.NFTA_META_KEY)
+		case "payload":
+			b = appendValues(b, data, unix.NFTA_PAYLOAD_BASE, unix.NFTA_PAYLOAD_OFFSET, unix.NFTA_PAYLOAD_LEN)
+		case "bitwise":
+			b = appendValues(b, attr(data, unix.NFTA_BITWISE_MASK), unix.NFTA_DATA_VALUE)
+		case "cmp":
+			b = appendValues(b, data, unix.NFTA_CMP_OP)
+			b = appendValues(b, attr(data, unix.NFTA_CMP_DATA), unix.NFTA_DATA_VALUE)
+		case "range":
+			b = appendValues(b, data, unix.NFTA_RANGE_OP)
+			b = appendValues(b, attr(data, unix.NFTA_RANGE_FROM_DATA), unix.NFTA_DATA_VALUE)
+			b = appendValues(b, attr(data, unix.NFTA_RANGE_TO_DATA), unix.NFTA_DATA_VALUE)
+		case "immediate":
+			value := attr(data, unix.NFTA_IMMEDIATE_DATA)
+			b = appendValues(b, value, unix.NFTA_DATA_VALUE)
+			b = appendValues(b, attr(value, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CODE, unix.NFTA_VERDICT_CHAIN)
+		case "match", "target":
+			b = appendValues(b, data, name, revision, info)
+		}
+	}
+	return b
+}
+
+// appendValues appends attributes with their lengths.
+func appendValues(b, attrs []byte, types ...uint16) []byte {
+	for _, t := range types {
+		v := attr(attrs, t)
+		b = append(binary.NativeEndian.AppendUint16(b, uint16(len(v))), v...)
+	}
+	return b
+}
+
 // Chains lists the names of the chains of a table. reset is called before each attempt.
 func (s *Socket) Chains(t *Table, reset func(), got func(name string)) error {
 	return s.dump(t.Family, unix.NFT_MSG_GETCHAIN, appendString(nil, unix.NFTA_CHAIN_TABLE, t.Name), reset, func(m []byte) {

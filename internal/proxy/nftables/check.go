@@ -8,8 +8,8 @@ import (
 	"portal/internal/proxy/nf"
 )
 
-// CheckEvery is often, since a service that loads its own rules mostly flushes everybody's first.
-func (t *tables) CheckEvery() time.Duration { return 4 * time.Second }
+// CheckInterval is often, since a service that loads its own rules mostly flushes everybody's first.
+func (t *tables) CheckInterval() time.Duration { return 4 * time.Second }
 
 // Check costs one question while nobody else changes nftables, and otherwise reads our tables and compares all of them.
 func (t *tables) Check(context.Context) error {

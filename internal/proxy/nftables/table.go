@@ -105,7 +105,7 @@ func (t *table) baseChains(f *plan.Facts) []nf.Chain {
 		// Before anybody's srcnat, since a flow with a rewritten source is not looked at any more.
 		{Name: "nobody", Hook: hook(unix.NF_INET_POST_ROUTING, srcnat-1), Rules: t.unallocated(f.ServicePrefixes)},
 		{Name: "postrouting", Hook: hook(unix.NF_INET_POST_ROUTING, srcnat), Rules: t.rewriting()},
-		{Name: rejectChain, Rules: t.Refuse()},
+		{Name: rejectChain, Rules: t.Reject()},
 		{Name: hairpinChain, Rules: t.hairpins()},
 	}
 }

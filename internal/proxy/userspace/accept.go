@@ -19,7 +19,7 @@ const (
 
 // accept takes clients in. An accept that finds nobody costs more than waiting for the next event: where little happens, one is
 // taken at a time.
-func (l *loop) accept(d door) {
+func (l *loop) accept(d acceptor) {
 	for range min(1+l.busy/4, greed) {
 		fd, peer, err := unix.Accept4(d.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch {
@@ -78,7 +78,7 @@ func (l *loop) post(a caller) {
 	l.call()
 }
 
-// rest is how long doors stay shut when descriptors have run out: connections need time to end.
+// rest is how long nothing is accepted when descriptors have run out: connections need time to end.
 const rest = 10 * time.Millisecond
 
 func (l *loop) pause() {
@@ -153,7 +153,7 @@ func (l *loop) established(k *link) {
 	l.pump(k)
 }
 
-// expire gives up on endpoints that take too long, and opens the doors again.
+// expire gives up on endpoints that take too long, and accepts again.
 func (l *loop) expire() {
 	if l.shut {
 		l.shut = l.openDoors() != nil

@@ -13,7 +13,7 @@ import (
 
 // flows ends what the kernel remembers of datagrams to frontends, where it leads neither to our sockets nor to an endpoint:
 // flows from before the frontend was there, or to the sockets of a process that has ended, or to ours where datagrams are
-// refused by now. A client that keeps sending would keep them alive.
+// rejected by now. A client that keeps sending would keep them alive.
 type flows struct {
 	kernel *netlink.Handle
 	track  *tracker

@@ -37,8 +37,8 @@ type loop struct {
 	inbox []caller
 }
 
-// door is a socket that clients' connections come in by.
-type door struct {
+// acceptor is a socket that accepts clients' connections.
+type acceptor struct {
 	fd     int
 	family intent.Family
 	origin plan.Origin
@@ -53,7 +53,7 @@ type attempt struct {
 // small is what is moved by reading and writing.
 const small = 32 << 10
 
-// newLoop makes a loop that waits at the server's doors.
+// newLoop makes a loop that waits at the server's acceptors.
 func newLoop(s *server) (*loop, error) {
 	l := &loop{server: s, wake: -1, buf: make([]byte, small)}
 	var err error
@@ -79,7 +79,7 @@ func (l *loop) add(fd int, events uint32) error {
 
 // openDoors has one loop woken for a client, not all.
 func (l *loop) openDoors() error {
-	for _, d := range l.doors {
+	for _, d := range l.acceptors {
 		if err := l.add(d.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE); err != nil && err != unix.EEXIST {
 			return err
 		}
@@ -88,7 +88,7 @@ func (l *loop) openDoors() error {
 }
 
 func (l *loop) closeDoors() {
-	for _, d := range l.doors {
+	for _, d := range l.acceptors {
 		unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, d.fd, nil)
 	}
 }
@@ -169,7 +169,7 @@ func (l *loop) event(fd int, events uint32) {
 		}
 		return
 	}
-	for _, d := range l.doors {
+	for _, d := range l.acceptors {
 		if d.fd == fd {
 			l.accept(d)
 		}

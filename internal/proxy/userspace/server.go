@@ -33,10 +33,10 @@ type server struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	doors []door
-	loops []*loop
-	udp   []*datagrams
-	ports map[intent.Family]*listening
+	acceptors []acceptor
+	loops     []*loop
+	udp       []*datagrams
+	ports     map[intent.Family]*listening
 
 	// kernel guards what follows.
 	kernel sync.Mutex
@@ -98,7 +98,7 @@ func (s *server) listen(f intent.Family) error {
 		if err != nil {
 			return err
 		}
-		s.doors = append(s.doors, door{fd, f, o})
+		s.acceptors = append(s.acceptors, acceptor{fd, f, o})
 		at.tcp[o] = port
 		d, err := s.datagrams(f, o)
 		if err != nil {
@@ -147,7 +147,7 @@ func (s *server) Close() error {
 	for _, l := range s.loops {
 		l.close()
 	}
-	for _, d := range s.doors {
+	for _, d := range s.acceptors {
 		errs = append(errs, unix.Close(d.fd))
 	}
 	s.home.close()

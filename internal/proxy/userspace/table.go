@@ -38,7 +38,7 @@ type table struct {
 	source Source
 
 	vips, nodePorts, clusterIPs, guarded, allowed, protocols, nodeAddrs, sockets *nf.Set
-	// By origin, with and without an address: what is refused; and who gets packets while the process is away.
+	// By origin, with and without an address: what is rejected or dropped; and who gets packets while the process is away.
 	refused, pick, slots [plan.Origins][2]*nf.Set
 	// affinity is what a restarted process reads of its clients' endpoints.
 	affinity *nf.Set
@@ -104,7 +104,7 @@ func (t *table) base(b *nf.Batch, facts *plan.Facts, at *listening, present *nf.
 	}
 	pods := t.From(facts.Pods.Prefixes, facts.Pods.Interface, facts.Pods.InterfacePrefix)
 	ports := t.ports(&facts.NodePorts)
-	t.refuse(b, pods, ports)
+	t.reject(b, pods, ports)
 	t.redirect(b, pods, ports, "in", t.home(facts), at)
 	t.redirect(b, pods, ports, "out", netip.Addr{}, at)
 	if at != nil {
@@ -122,13 +122,13 @@ func (t *table) base(b *nf.Batch, facts *plan.Facts, at *listening, present *nf.
 // notOurs matches packets that this process hasn't sent.
 func notOurs() nf.Rule { return nf.HasBit(nf.Mark(reg0), ownMark, true) }
 
-// refuse are the chains for packets that are rejected or dropped, before their destination is changed, which happens at
+// reject are the chains for packets that are rejected or dropped, before their destination is changed, which happens at
 // -100.
-func (t *table) refuse(b *nf.Batch, pods, ports []nf.Rule) {
+func (t *table) reject(b *nf.Batch, pods, ports []nf.Rule) {
 	add := func(name string, hook nf.Hook, rules ...nf.Rule) {
 		b.AddChain(t.at, nf.Chain{Name: name, Hook: hook, Rules: rules})
 	}
-	add(rejectChain, nf.Hook{}, t.Refuse()...)
+	add(rejectChain, nf.Hook{}, t.Reject()...)
 	for o, name := range origins {
 		rules := []nf.Rule{
 			append(t.key(true), nf.VerdictMap(t.refused[o][0], reg0)),

@@ -258,11 +258,11 @@ func (d *datagrams) forget() {
 	})
 }
 
-// cut ends the sessions whose endpoint is gone, so that the client's next datagram finds another, or is refused. Those go on
+// cut ends the sessions whose endpoint is gone, so that the client's next datagram finds another, or is rejected. Those go on
 // whose endpoint still serves, whatever policies say by now, and so do those of a frontend that is gone: as with
 // connections. The end of an endpoint that was on its way out changes no frontend, so that it is looked for among all sessions.
-// The answer are those whose next datagram is to be refused.
-func (s *server) cut(next *plan.Snapshot, full bool, delta *plan.Delta) (refused []flow) {
+// It returns those whose next datagram must be rejected.
+func (s *server) cut(next *plan.Snapshot, full bool, delta *plan.Delta) (rejected []flow) {
 	full = full || delta.Serving
 	changed := map[plan.FrontendKey]bool{}
 	for _, ch := range delta.Frontends {
@@ -283,12 +283,12 @@ func (s *server) cut(next *plan.Snapshot, full bool, delta *plan.Delta) (refused
 				return false
 			}
 			if now.Routes[d.origin].Verdict != plan.Forward {
-				refused = append(refused, o.flow)
+				rejected = append(rejected, o.flow)
 			}
 			return true
 		})
 	}
-	return refused
+	return rejected
 }
 
 func hasEndpoint(f *plan.Frontend, a netip.AddrPort) bool {

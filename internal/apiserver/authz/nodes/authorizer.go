@@ -233,7 +233,7 @@ func podCertificateRequests(_ *Graph, node string, a authorizer.Attributes) stri
 	return createOrSelect(node, a, "list", "watch")
 }
 
-// createOrSelect judges kinds that this API does not serve: there are no objects that could be a node's own.
+// createOrSelect checks kinds that this API does not serve: there are no objects that could be a node's own.
 func createOrSelect(node string, a authorizer.Attributes, selecting ...string) string {
 	if a.GetVerb() == "create" || oneOf(a.GetVerb(), selecting...) && selectsNode(a, node) {
 		return ""
@@ -259,7 +259,7 @@ func (z Authorizer) ConditionsAwareAuthorize(ctx context.Context, a authorizer.A
 	return authorizer.ConditionsAwareDecisionFromParts(z.Authorize(ctx, a))
 }
 
-// EvaluateConditions refuses: there are no conditions.
+// EvaluateConditions denies: there are no conditions.
 func (Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData,
 ) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported

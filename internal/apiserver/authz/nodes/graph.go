@@ -114,7 +114,7 @@ func (g *Graph) WaitSynced(ctx context.Context) bool {
 func (g *Graph) set(pod *corev1.Pod) {
 	at := object{Pod, pod.Namespace, pod.Name}
 	next := placed{node: pod.Spec.NodeName}
-	// A node makes mirror Pods itself: one that grants something would be an escalation. They are refused when they are created,
+	// A node makes mirror Pods itself: one that grants something would be an escalation. They are denied when they are created,
 	// but an older version may have stored one.
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !mirror && next.node != "" {
 		next.references = References(pod)

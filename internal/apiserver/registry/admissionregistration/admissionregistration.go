@@ -1,5 +1,5 @@
 // Package admissionregistration describes what extends admission: webhook configurations, and policies in CEL with their
-// bindings. It calls no webhook and evaluates no policy; it only compiles expressions, to refuse those with mistakes.
+// bindings. It calls no webhook and evaluates no policy; it only compiles expressions, to reject those with mistakes.
 package admissionregistration
 
 import (
@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/admissionregistration/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,7 +21,7 @@ import (
 var categories = []string{"api-extensions"}
 
 // Virtual are resources that are questions and not kept: admission that users configure never sees them, because a cluster
-// whose questions are refused can't be repaired.
+// whose questions are rejected can't be repaired.
 var Virtual = []schema.GroupResource{
 	{Group: "authentication.k8s.io", Resource: "selfsubjectreviews"},
 	{Group: "authentication.k8s.io", Resource: "tokenreviews"},
@@ -40,15 +39,6 @@ func validateName(obj metav1.Object) field.ErrorList {
 		return nil
 	}
 	return field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), obj.GetName(), "names with the suffix "+reservedSuffix+" are reserved for configuration in files")}
-}
-
-// setGeneration counts changes of a spec.
-func setGeneration(obj, old metav1.Object, spec, oldSpec any) {
-	if old == nil {
-		obj.SetGeneration(1)
-	} else if !equality.Semantic.DeepEqual(spec, oldSpec) {
-		obj.SetGeneration(old.GetGeneration() + 1)
-	}
 }
 
 func orDefault[T any](at **T, value T) {
@@ -81,7 +71,7 @@ func defaultMatch(match *v1.MatchResources) {
 // anyValue stands for all values in a list.
 const anyValue = "*"
 
-// aloneOr refuses "*" beside others.
+// aloneOr rejects "*" beside others.
 func aloneOr[S ~string](path *field.Path, values []S, what string) field.ErrorList {
 	if len(values) > 1 && slices.Contains(values, anyValue) {
 		return field.ErrorList{field.Invalid(path, values, "* stands for all "+what+" and must be alone")}
@@ -121,7 +111,7 @@ func validateRule(path *field.Path, rule *v1.RuleWithOperations) field.ErrorList
 	return errs
 }
 
-// validateResources refuses lists in which one entry includes another: "a/*" and "a/b", "*/b" and "a/b", "*/*" and anything, "*"
+// validateResources rejects lists in which one entry includes another: "a/*" and "a/b", "*/b" and "a/b", "*/*" and anything, "*"
 // and a resource.
 func validateResources(path *field.Path, resources []string) field.ErrorList {
 	var errs field.ErrorList
@@ -165,7 +155,7 @@ func validateSelector(path *field.Path, selector *metav1.LabelSelector, lenient 
 	return metavalidation.ValidateLabelSelector(selector, metavalidation.LabelSelectorValidationOptions{AllowInvalidLabelValueInSelector: lenient}, path)
 }
 
-// validateMatch judges what a policy or its binding applies to. Defaults have been set.
+// validateMatch validates what a policy or its binding applies to. Defaults have been set.
 func validateMatch(path *field.Path, match *v1.MatchResources) field.ErrorList {
 	if match == nil {
 		return nil

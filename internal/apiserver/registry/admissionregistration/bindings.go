@@ -16,71 +16,67 @@ import (
 // KindOf is the kind of the parameters of the policy with a name; nil if it has none or can't be read.
 type KindOf func(ctx context.Context, policy string) *v1.ParamKind
 
+// bindingParts is what both kinds of bindings have.
+type bindingParts struct {
+	policy string
+	params *v1.ParamRef
+	match  *v1.MatchResources
+}
+
 // NewValidatingBindings describes ValidatingAdmissionPolicyBindings, whose authors must have access to the parameters.
 func NewValidatingBindings(access Access, kindOf KindOf) registry.Resource {
 	type object = v1.ValidatingAdmissionPolicyBinding
-	judge := func(ctx context.Context, b, old *object) field.ErrorList {
-		path := field.NewPath("spec")
-		errs := validateBinding(path, b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources)
-		errs = append(errs, validateActions(path.Child("validationActions"), b.Spec.ValidationActions)...)
-		if len(errs) > 0 || old != nil && old.Spec.PolicyName == b.Spec.PolicyName && equality.Semantic.DeepEqual(old.Spec.ParamRef, b.Spec.ParamRef) {
-			return errs
-		}
-		return mayReadParams(ctx, access, kindOf, b.Spec.PolicyName, b.Spec.ParamRef)
-	}
-	return &registry.Kind[object, *object]{
-		Served: v1.SchemeGroupVersion, Plural: "validatingadmissionpolicybindings", Singular: "validatingadmissionpolicybinding",
-		KindName: "ValidatingAdmissionPolicyBinding", Categories: categories, ClusterScoped: true,
-		NewList:       func() runtime.Object { return &v1.ValidatingAdmissionPolicyBindingList{} },
-		Default:       func(b *object) { defaultMatch(b.Spec.MatchResources) },
-		PrepareCreate: func(_ context.Context, b *object) { setGeneration(b, nil, nil, nil) },
-		PrepareUpdate: func(_ context.Context, b, old *object) { setGeneration(b, old, b.Spec, old.Spec) },
-		Validate: func(ctx context.Context, b *object) field.ErrorList {
-			return append(validateName(b), judge(ctx, b, nil)...)
-		},
-		ValidateUpdate: func(ctx context.Context, b, old *object) field.ErrorList {
-			return append(rules.MetaUpdate(b, old), judge(ctx, b, old)...)
-		},
-		Columns: []registry.Column[object]{
-			{Name: "PolicyName", Description: "The policy that is bound.", Cell: func(b *object) any { return b.Spec.PolicyName }},
-			{Name: "ParamRef", Description: "The parameters that the policy is given.", Cell: func(b *object) any { return showParams(b.Spec.ParamRef) }},
-			registry.Age[object](),
-		},
-		StrictUpdate: true,
-	}
+	k := newBindings(access, kindOf, func(b *object) bindingParts {
+		return bindingParts{b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources}
+	}, func(path *field.Path, b *object) field.ErrorList {
+		return validateActions(path.Child("validationActions"), b.Spec.ValidationActions)
+	})
+	k.Plural, k.Singular, k.KindName = "validatingadmissionpolicybindings", "validatingadmissionpolicybinding", "ValidatingAdmissionPolicyBinding"
+	k.NewList = func() runtime.Object { return &v1.ValidatingAdmissionPolicyBindingList{} }
+	return registry.CountChanges(k, func(b *object) *v1.ValidatingAdmissionPolicyBindingSpec { return &b.Spec })
 }
 
 // NewMutatingBindings describes MutatingAdmissionPolicyBindings, whose authors must have access to the parameters.
 func NewMutatingBindings(access Access, kindOf KindOf) registry.Resource {
 	type object = v1.MutatingAdmissionPolicyBinding
-	judge := func(ctx context.Context, b, old *object) field.ErrorList {
-		path := field.NewPath("spec")
-		errs := validateBinding(path, b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources)
-		errs = append(errs, onlyChanging(path.Child("matchResources", "resourceRules", "operations"), b.Spec.MatchResources)...)
-		if len(errs) > 0 || old != nil && old.Spec.PolicyName == b.Spec.PolicyName && equality.Semantic.DeepEqual(old.Spec.ParamRef, b.Spec.ParamRef) {
+	k := newBindings(access, kindOf, func(b *object) bindingParts {
+		return bindingParts{b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources}
+	}, func(path *field.Path, b *object) field.ErrorList {
+		return onlyChanging(path.Child("matchResources", "resourceRules", "operations"), b.Spec.MatchResources)
+	})
+	k.Plural, k.Singular, k.KindName = "mutatingadmissionpolicybindings", "mutatingadmissionpolicybinding", "MutatingAdmissionPolicyBinding"
+	k.NewList = func() runtime.Object { return &v1.MutatingAdmissionPolicyBindingList{} }
+	return registry.CountChanges(k, func(b *object) *v1.MutatingAdmissionPolicyBindingSpec { return &b.Spec })
+}
+
+// newBindings describes what both kinds have in common; own validates what only one has.
+func newBindings[T any, P registry.Object[T]](access Access, kindOf KindOf, parts func(P) bindingParts, own func(*field.Path, P) field.ErrorList) *registry.Kind[T, P] {
+	judge := func(ctx context.Context, obj, old P) field.ErrorList {
+		path, b := field.NewPath("spec"), parts(obj)
+		if errs := append(validateBinding(path, b), own(path, obj)...); len(errs) > 0 {
 			return errs
 		}
-		return mayReadParams(ctx, access, kindOf, b.Spec.PolicyName, b.Spec.ParamRef)
+		if old != nil {
+			if before := parts(old); before.policy == b.policy && equality.Semantic.DeepEqual(before.params, b.params) {
+				return nil
+			}
+		}
+		return mayReadParams(ctx, access, kindOf, b)
 	}
-	return &registry.Kind[object, *object]{
-		Served: v1.SchemeGroupVersion, Plural: "mutatingadmissionpolicybindings", Singular: "mutatingadmissionpolicybinding",
-		KindName: "MutatingAdmissionPolicyBinding", Categories: categories, ClusterScoped: true,
-		NewList:       func() runtime.Object { return &v1.MutatingAdmissionPolicyBindingList{} },
-		Default:       func(b *object) { defaultMatch(b.Spec.MatchResources) },
-		PrepareCreate: func(_ context.Context, b *object) { setGeneration(b, nil, nil, nil) },
-		PrepareUpdate: func(_ context.Context, b, old *object) { setGeneration(b, old, b.Spec, old.Spec) },
-		Validate: func(ctx context.Context, b *object) field.ErrorList {
-			return append(validateName(b), judge(ctx, b, nil)...)
+	return &registry.Kind[T, P]{
+		Served: v1.SchemeGroupVersion, Categories: categories, ClusterScoped: true, StrictUpdate: true,
+		Default: func(obj P) { defaultMatch(parts(obj).match) },
+		Validate: func(ctx context.Context, obj P) field.ErrorList {
+			return append(validateName(obj), judge(ctx, obj, nil)...)
 		},
-		ValidateUpdate: func(ctx context.Context, b, old *object) field.ErrorList {
-			return append(rules.MetaUpdate(b, old), judge(ctx, b, old)...)
+		ValidateUpdate: func(ctx context.Context, obj, old P) field.ErrorList {
+			return append(rules.MetaUpdate(obj, old), judge(ctx, obj, old)...)
 		},
-		Columns: []registry.Column[object]{
-			{Name: "PolicyName", Description: "The policy that is bound.", Cell: func(b *object) any { return b.Spec.PolicyName }},
-			{Name: "ParamRef", Description: "The parameters that the policy is given.", Cell: func(b *object) any { return showParams(b.Spec.ParamRef) }},
-			registry.Age[object](),
+		Columns: []registry.Column[T]{
+			{Name: "PolicyName", Description: "The policy that is bound.", Cell: func(obj *T) any { return parts(P(obj)).policy }},
+			{Name: "ParamRef", Description: "The parameters that the policy is given.", Cell: func(obj *T) any { return showParams(parts(P(obj)).params) }},
+			registry.Age[T, P](),
 		},
-		StrictUpdate: true,
 	}
 }
 
@@ -97,8 +93,9 @@ func showParams(ref *v1.ParamRef) string {
 	return ref.Namespace + "/" + ref.Name
 }
 
-// mayReadParams refuses a binding to parameters that its author may not read.
-func mayReadParams(ctx context.Context, access Access, kindOf KindOf, policy string, ref *v1.ParamRef) field.ErrorList {
+// mayReadParams rejects a binding to parameters that its author may not read.
+func mayReadParams(ctx context.Context, access Access, kindOf KindOf, b bindingParts) field.ErrorList {
+	ref := b.params
 	if ref == nil {
 		return nil
 	}
@@ -106,21 +103,21 @@ func mayReadParams(ctx context.Context, access Access, kindOf KindOf, policy str
 	if ref.Name == "" {
 		verb = "list"
 	}
-	if err := access(ctx, kindOf(ctx, policy), verb, ref.Namespace, ref.Name); err != nil {
+	if err := access(ctx, kindOf(ctx, b.policy), verb, ref.Namespace, ref.Name); err != nil {
 		return field.ErrorList{field.Forbidden(field.NewPath("spec", "paramRef"), err.Error())}
 	}
 	return nil
 }
 
-func validateBinding(path *field.Path, policy string, ref *v1.ParamRef, match *v1.MatchResources) field.ErrorList {
+func validateBinding(path *field.Path, b bindingParts) field.ErrorList {
 	var errs field.ErrorList
-	if policy == "" {
+	if b.policy == "" {
 		errs = append(errs, field.Required(path.Child("policyName"), "the policy to bind"))
 	} else {
-		errs = append(errs, rules.DNSSubdomain(path.Child("policyName"), policy)...)
+		errs = append(errs, rules.DNSSubdomain(path.Child("policyName"), b.policy)...)
 	}
-	errs = append(errs, validateParams(path.Child("paramRef"), ref)...)
-	return append(errs, validateMatch(path.Child("matchResources"), match)...)
+	errs = append(errs, validateParams(path.Child("paramRef"), b.params)...)
+	return append(errs, validateMatch(path.Child("matchResources"), b.match)...)
 }
 
 func validateParams(path *field.Path, ref *v1.ParamRef) field.ErrorList {

@@ -78,7 +78,7 @@ func blank(text string) bool { return strings.TrimSpace(text) == "" }
 // maxConditions is how many match conditions one object may have.
 const maxConditions = 64
 
-// validateConditions judges match conditions.
+// validateConditions validates match conditions.
 func validateConditions(path *field.Path, conditions []v1.MatchCondition, params bool, stored map[string]bool) field.ErrorList {
 	var errs field.ErrorList
 	if len(conditions) > maxConditions {
@@ -114,7 +114,7 @@ var (
 	keywords = strings.Fields("as break const continue else false for function if import in let loop namespace null package return true var void while")
 )
 
-// declare judges a variable, and lets later expressions use it.
+// declare validates a variable, and lets later expressions use it.
 func (e *expressions) declare(path *field.Path, variable v1.Variable) field.ErrorList {
 	var errs field.ErrorList
 	if blank(variable.Name) {
@@ -133,7 +133,7 @@ func (e *expressions) declare(path *field.Path, variable v1.Variable) field.Erro
 	return append(errs, complaint(path.Child("expression"), variable.Expression, result.Error)...)
 }
 
-// validation judges one rule of a ValidatingAdmissionPolicy.
+// validation validates one rule of a ValidatingAdmissionPolicy.
 func (e *expressions) validation(path *field.Path, v *v1.Validation) field.ErrorList {
 	var errs field.ErrorList
 	if blank(v.Expression) {
@@ -164,7 +164,7 @@ func (e *expressions) validation(path *field.Path, v *v1.Validation) field.Error
 // maxAnnotation is how long an expression of an audit annotation may be.
 const maxAnnotation = 5 << 10
 
-// annotation judges an audit annotation of a policy with a name.
+// annotation validates an audit annotation of a policy with a name.
 func (e *expressions) annotation(path *field.Path, policy string, a *v1.AuditAnnotation) field.ErrorList {
 	var errs field.ErrorList
 	if policy == "" {
@@ -182,7 +182,7 @@ func (e *expressions) annotation(path *field.Path, policy string, a *v1.AuditAnn
 	return append(errs, e.compile(at, text, &validating.AuditAnnotationCondition{ValueExpression: text}, e.full())...)
 }
 
-// mutation judges one change of a MutatingAdmissionPolicy.
+// mutation validates one change of a MutatingAdmissionPolicy.
 func (e *expressions) mutation(path *field.Path, m *v1.Mutation) field.ErrorList {
 	vars := e.full()
 	vars.HasPatchTypes = true

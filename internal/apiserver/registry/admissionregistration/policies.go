@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/util/jsonpath"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -29,88 +28,68 @@ var (
 // maxAnnotations is how many audit annotations a policy may have.
 const maxAnnotations = 20
 
+// policyParts is what both kinds of policies have.
+type policyParts struct {
+	failure **v1.FailurePolicyType
+	match   *v1.MatchResources
+	params  *v1.ParamKind
+}
+
 // NewValidatingPolicies describes ValidatingAdmissionPolicies, whose authors must have access to their parameters.
 func NewValidatingPolicies(access Access) registry.Resource {
 	type object = v1.ValidatingAdmissionPolicy
-	judge := func(ctx context.Context, p, old *object) field.ErrorList {
-		errs := validateValidating(p, old)
-		if len(errs) > 0 || old != nil && equality.Semantic.DeepEqual(p.Spec.ParamKind, old.Spec.ParamKind) {
-			return errs
-		}
-		return mayReadAll(ctx, access, p.Spec.ParamKind)
-	}
-	return &registry.Kind[object, *object]{
-		Served: v1.SchemeGroupVersion, Plural: "validatingadmissionpolicies", Singular: "validatingadmissionpolicy",
-		KindName: "ValidatingAdmissionPolicy", Categories: categories, ClusterScoped: true,
-		NewList: func() runtime.Object { return &v1.ValidatingAdmissionPolicyList{} },
-		Default: func(p *object) {
-			orDefault(&p.Spec.FailurePolicy, v1.Fail)
-			defaultMatch(p.Spec.MatchConstraints)
-		},
-		PrepareCreate: func(_ context.Context, p *object) {
-			p.Status = v1.ValidatingAdmissionPolicyStatus{}
-			setGeneration(p, nil, nil, nil)
-		},
-		PrepareUpdate: func(_ context.Context, p, old *object) {
-			p.Status = old.Status
-			setGeneration(p, old, p.Spec, old.Spec)
-		},
-		Validate: func(ctx context.Context, p *object) field.ErrorList {
-			return append(validateName(p), judge(ctx, p, nil)...)
-		},
-		ValidateUpdate: func(ctx context.Context, p, old *object) field.ErrorList {
-			return append(rules.MetaUpdate(p, old), judge(ctx, p, old)...)
-		},
-		Reset: []fieldpath.Path{fieldpath.MakePathOrDie("status")},
-		Status: &registry.Status[object, *object]{
-			Prepare: func(_ context.Context, p, old *object) {
-				p.Spec = old.Spec
-				metav1.ResetObjectMetaForStatus(&p.ObjectMeta, &old.ObjectMeta)
-			},
-			Validate: func(_ context.Context, p, _ *object) field.ErrorList { return validateStatus(&p.Status) },
-			Reset:    []fieldpath.Path{fieldpath.MakePathOrDie("spec"), fieldpath.MakePathOrDie("metadata")},
-		},
-		Columns: []registry.Column[object]{
-			{Name: "Validations", Type: "integer", Description: "The number of rules in the policy.", Cell: func(p *object) any { return int64(len(p.Spec.Validations)) }},
-			{Name: "ParamKind", Description: "The kind of the policy's parameters.", Cell: func(p *object) any { return showKind(p.Spec.ParamKind) }},
-			registry.Age[object](),
-		},
-		StrictUpdate: true,
-	}
+	k := newPolicies(access, func(p *object) policyParts {
+		return policyParts{&p.Spec.FailurePolicy, p.Spec.MatchConstraints, p.Spec.ParamKind}
+	}, validateValidating, registry.Column[object]{
+		Name: "Validations", Type: "integer", Description: "The number of rules in the policy.", Cell: func(p *object) any { return int64(len(p.Spec.Validations)) },
+	})
+	k.Plural, k.Singular, k.KindName = "validatingadmissionpolicies", "validatingadmissionpolicy", "ValidatingAdmissionPolicy"
+	k.NewList = func() runtime.Object { return &v1.ValidatingAdmissionPolicyList{} }
+	return registry.SpecAndStatus(k, func(p *object) *v1.ValidatingAdmissionPolicySpec { return &p.Spec },
+		func(p *object) *v1.ValidatingAdmissionPolicyStatus { return &p.Status },
+		func(_ context.Context, p, _ *object) field.ErrorList { return validateStatus(&p.Status) })
 }
 
 // NewMutatingPolicies describes MutatingAdmissionPolicies, whose authors must have access to their parameters.
 func NewMutatingPolicies(access Access) registry.Resource {
 	type object = v1.MutatingAdmissionPolicy
-	judge := func(ctx context.Context, p, old *object) field.ErrorList {
-		errs := validateMutating(p, old)
-		if len(errs) > 0 || old != nil && equality.Semantic.DeepEqual(p.Spec.ParamKind, old.Spec.ParamKind) {
+	k := newPolicies(access, func(p *object) policyParts {
+		return policyParts{&p.Spec.FailurePolicy, p.Spec.MatchConstraints, p.Spec.ParamKind}
+	}, validateMutating, registry.Column[object]{
+		Name: "Mutations", Type: "integer", Description: "The number of changes in the policy.", Cell: func(p *object) any { return int64(len(p.Spec.Mutations)) },
+	})
+	k.Plural, k.Singular, k.KindName = "mutatingadmissionpolicies", "mutatingadmissionpolicy", "MutatingAdmissionPolicy"
+	k.NewList = func() runtime.Object { return &v1.MutatingAdmissionPolicyList{} }
+	return registry.CountChanges(k, func(p *object) *v1.MutatingAdmissionPolicySpec { return &p.Spec })
+}
+
+// newPolicies describes what both kinds have in common; size is the column that says how large a policy is.
+func newPolicies[T any, P registry.Object[T]](access Access, parts func(P) policyParts, validate func(obj, old P) field.ErrorList, size registry.Column[T]) *registry.Kind[T, P] {
+	judge := func(ctx context.Context, obj, old P) field.ErrorList {
+		params := parts(obj).params
+		if errs := validate(obj, old); len(errs) > 0 || old != nil && equality.Semantic.DeepEqual(params, parts(old).params) {
 			return errs
 		}
-		return mayReadAll(ctx, access, p.Spec.ParamKind)
+		return mayReadAll(ctx, access, params)
 	}
-	return &registry.Kind[object, *object]{
-		Served: v1.SchemeGroupVersion, Plural: "mutatingadmissionpolicies", Singular: "mutatingadmissionpolicy",
-		KindName: "MutatingAdmissionPolicy", Categories: categories, ClusterScoped: true,
-		NewList: func() runtime.Object { return &v1.MutatingAdmissionPolicyList{} },
-		Default: func(p *object) {
-			orDefault(&p.Spec.FailurePolicy, v1.Fail)
-			defaultMatch(p.Spec.MatchConstraints)
+	return &registry.Kind[T, P]{
+		Served: v1.SchemeGroupVersion, Categories: categories, ClusterScoped: true, StrictUpdate: true,
+		Default: func(obj P) {
+			p := parts(obj)
+			orDefault(p.failure, v1.Fail)
+			defaultMatch(p.match)
 		},
-		PrepareCreate: func(_ context.Context, p *object) { setGeneration(p, nil, nil, nil) },
-		PrepareUpdate: func(_ context.Context, p, old *object) { setGeneration(p, old, p.Spec, old.Spec) },
-		Validate: func(ctx context.Context, p *object) field.ErrorList {
-			return append(validateName(p), judge(ctx, p, nil)...)
+		Validate: func(ctx context.Context, obj P) field.ErrorList {
+			return append(validateName(obj), judge(ctx, obj, nil)...)
 		},
-		ValidateUpdate: func(ctx context.Context, p, old *object) field.ErrorList {
-			return append(rules.MetaUpdate(p, old), judge(ctx, p, old)...)
+		ValidateUpdate: func(ctx context.Context, obj, old P) field.ErrorList {
+			return append(rules.MetaUpdate(obj, old), judge(ctx, obj, old)...)
 		},
-		Columns: []registry.Column[object]{
-			{Name: "Mutations", Type: "integer", Description: "The number of changes in the policy.", Cell: func(p *object) any { return int64(len(p.Spec.Mutations)) }},
-			{Name: "ParamKind", Description: "The kind of the policy's parameters.", Cell: func(p *object) any { return showKind(p.Spec.ParamKind) }},
-			registry.Age[object](),
+		Columns: []registry.Column[T]{
+			size,
+			{Name: "ParamKind", Description: "The kind of the policy's parameters.", Cell: func(obj *T) any { return showKind(parts(P(obj)).params) }},
+			registry.Age[T, P](),
 		},
-		StrictUpdate: true,
 	}
 }
 
@@ -121,7 +100,7 @@ func showKind(kind *v1.ParamKind) string {
 	return kind.APIVersion + "/" + kind.Kind
 }
 
-// mayReadAll refuses a policy with parameters that its author may not read: its messages could tell what is in them.
+// mayReadAll rejects a policy with parameters that its author may not read: its messages could tell what is in them.
 func mayReadAll(ctx context.Context, access Access, kind *v1.ParamKind) field.ErrorList {
 	if kind == nil {
 		return nil
@@ -139,7 +118,7 @@ func validateFailurePolicy(path *field.Path, policy *v1.FailurePolicyType) field
 	return rules.OneOf(path, *policy, v1.Fail, v1.Ignore)
 }
 
-// validateConstraints judges what a policy applies to; without a rule its expressions would have no types.
+// validateConstraints validates what a policy applies to; without a rule its expressions would have no types.
 func validateConstraints(path *field.Path, match *v1.MatchResources) field.ErrorList {
 	if match == nil {
 		return field.ErrorList{field.Required(path, "what the policy applies to")}
@@ -244,7 +223,7 @@ func validateMutating(p, old *v1.MutatingAdmissionPolicy) field.ErrorList {
 	return append(errs, rules.RequiredOneOf(path.Child("reinvocationPolicy"), spec.ReinvocationPolicy, reinvocationSet...)...)
 }
 
-// onlyChanging refuses rules for operations that carry no object to change.
+// onlyChanging rejects rules for operations that carry no object to change.
 func onlyChanging(path *field.Path, match *v1.MatchResources) field.ErrorList {
 	if match == nil {
 		return nil
@@ -260,7 +239,7 @@ func onlyChanging(path *field.Path, match *v1.MatchResources) field.ErrorList {
 	return errs
 }
 
-// validateKind judges the kind of a policy's parameters.
+// validateKind validates the kind of a policy's parameters.
 func validateKind(path *field.Path, kind *v1.ParamKind) field.ErrorList {
 	if kind == nil {
 		return nil

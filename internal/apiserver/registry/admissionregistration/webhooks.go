@@ -30,6 +30,8 @@ type hook struct {
 	timeout     **int32
 	versions    []string
 	conditions  []v1.MatchCondition
+	// reinvocation is nil for those that change nothing.
+	reinvocation **v1.ReinvocationPolicyType
 }
 
 func validatingHooks(list []v1.ValidatingWebhook) []hook {
@@ -38,7 +40,7 @@ func validatingHooks(list []v1.ValidatingWebhook) []hook {
 		w := &list[i]
 		out[i] = hook{
 			w.Name, &w.ClientConfig, w.Rules, &w.FailurePolicy, &w.MatchPolicy, &w.NamespaceSelector, &w.ObjectSelector,
-			w.SideEffects, &w.TimeoutSeconds, w.AdmissionReviewVersions, w.MatchConditions,
+			w.SideEffects, &w.TimeoutSeconds, w.AdmissionReviewVersions, w.MatchConditions, nil,
 		}
 	}
 	return out
@@ -50,7 +52,7 @@ func mutatingHooks(list []v1.MutatingWebhook) []hook {
 		w := &list[i]
 		out[i] = hook{
 			w.Name, &w.ClientConfig, w.Rules, &w.FailurePolicy, &w.MatchPolicy, &w.NamespaceSelector, &w.ObjectSelector,
-			w.SideEffects, &w.TimeoutSeconds, w.AdmissionReviewVersions, w.MatchConditions,
+			w.SideEffects, &w.TimeoutSeconds, w.AdmissionReviewVersions, w.MatchConditions, &w.ReinvocationPolicy,
 		}
 	}
 	return out
@@ -59,55 +61,37 @@ func mutatingHooks(list []v1.MutatingWebhook) []hook {
 // NewValidatingWebhooks describes ValidatingWebhookConfigurations.
 func NewValidatingWebhooks() registry.Resource {
 	type object = v1.ValidatingWebhookConfiguration
-	return &registry.Kind[object, *object]{
-		Served: v1.SchemeGroupVersion, Plural: "validatingwebhookconfigurations", Singular: "validatingwebhookconfiguration",
-		KindName: "ValidatingWebhookConfiguration", Categories: categories, ClusterScoped: true,
-		NewList:       func() runtime.Object { return &v1.ValidatingWebhookConfigurationList{} },
-		Default:       func(c *object) { defaultHooks(validatingHooks(c.Webhooks)) },
-		PrepareCreate: func(_ context.Context, c *object) { setGeneration(c, nil, nil, nil) },
-		PrepareUpdate: func(_ context.Context, c, old *object) { setGeneration(c, old, c.Webhooks, old.Webhooks) },
-		Validate: func(_ context.Context, c *object) field.ErrorList {
-			return append(validateName(c), validateHooks(validatingHooks(c.Webhooks), nil)...)
-		},
-		ValidateUpdate: func(_ context.Context, c, old *object) field.ErrorList {
-			return append(rules.MetaUpdate(c, old), validateHooks(validatingHooks(c.Webhooks), validatingHooks(old.Webhooks))...)
-		},
-		Warnings: func(_ context.Context, c, _ *object) []string { return hookWarnings(validatingHooks(c.Webhooks)) },
-		Columns: []registry.Column[object]{
-			{Name: "Webhooks", Type: "integer", Description: "The number of webhooks in the configuration.", Cell: func(c *object) any { return int64(len(c.Webhooks)) }},
-			registry.Age[object](),
-		},
-		StrictUpdate: true,
-	}
+	k := newWebhooks(func(c *object) []hook { return validatingHooks(c.Webhooks) })
+	k.Plural, k.Singular, k.KindName = "validatingwebhookconfigurations", "validatingwebhookconfiguration", "ValidatingWebhookConfiguration"
+	k.NewList = func() runtime.Object { return &v1.ValidatingWebhookConfigurationList{} }
+	return registry.CountChanges(k, func(c *object) *[]v1.ValidatingWebhook { return &c.Webhooks })
 }
 
 // NewMutatingWebhooks describes MutatingWebhookConfigurations.
 func NewMutatingWebhooks() registry.Resource {
 	type object = v1.MutatingWebhookConfiguration
-	return &registry.Kind[object, *object]{
-		Served: v1.SchemeGroupVersion, Plural: "mutatingwebhookconfigurations", Singular: "mutatingwebhookconfiguration",
-		KindName: "MutatingWebhookConfiguration", Categories: categories, ClusterScoped: true,
-		NewList: func() runtime.Object { return &v1.MutatingWebhookConfigurationList{} },
-		Default: func(c *object) {
-			defaultHooks(mutatingHooks(c.Webhooks))
-			for i := range c.Webhooks {
-				orDefault(&c.Webhooks[i].ReinvocationPolicy, v1.NeverReinvocationPolicy)
-			}
+	k := newWebhooks(func(c *object) []hook { return mutatingHooks(c.Webhooks) })
+	k.Plural, k.Singular, k.KindName = "mutatingwebhookconfigurations", "mutatingwebhookconfiguration", "MutatingWebhookConfiguration"
+	k.NewList = func() runtime.Object { return &v1.MutatingWebhookConfigurationList{} }
+	return registry.CountChanges(k, func(c *object) *[]v1.MutatingWebhook { return &c.Webhooks })
+}
+
+// newWebhooks describes what both kinds have in common.
+func newWebhooks[T any, P registry.Object[T]](hooks func(P) []hook) *registry.Kind[T, P] {
+	return &registry.Kind[T, P]{
+		Served: v1.SchemeGroupVersion, Categories: categories, ClusterScoped: true, StrictUpdate: true,
+		Default: func(c P) { defaultHooks(hooks(c)) },
+		Validate: func(_ context.Context, c P) field.ErrorList {
+			return append(validateName(c), validateHooks(hooks(c), nil)...)
 		},
-		PrepareCreate: func(_ context.Context, c *object) { setGeneration(c, nil, nil, nil) },
-		PrepareUpdate: func(_ context.Context, c, old *object) { setGeneration(c, old, c.Webhooks, old.Webhooks) },
-		Validate: func(_ context.Context, c *object) field.ErrorList {
-			return slices.Concat(validateName(c), validateHooks(mutatingHooks(c.Webhooks), nil), validateReinvocation(c.Webhooks))
+		ValidateUpdate: func(_ context.Context, c, old P) field.ErrorList {
+			return append(rules.MetaUpdate(c, old), validateHooks(hooks(c), hooks(old))...)
 		},
-		ValidateUpdate: func(_ context.Context, c, old *object) field.ErrorList {
-			return slices.Concat(rules.MetaUpdate(c, old), validateHooks(mutatingHooks(c.Webhooks), mutatingHooks(old.Webhooks)), validateReinvocation(c.Webhooks))
+		Warnings: func(_ context.Context, c, _ P) []string { return hookWarnings(hooks(c)) },
+		Columns: []registry.Column[T]{
+			{Name: "Webhooks", Type: "integer", Description: "The number of webhooks in the configuration.", Cell: func(c *T) any { return int64(len(hooks(P(c)))) }},
+			registry.Age[T, P](),
 		},
-		Warnings: func(_ context.Context, c, _ *object) []string { return hookWarnings(mutatingHooks(c.Webhooks)) },
-		Columns: []registry.Column[object]{
-			{Name: "Webhooks", Type: "integer", Description: "The number of webhooks in the configuration.", Cell: func(c *object) any { return int64(len(c.Webhooks)) }},
-			registry.Age[object](),
-		},
-		StrictUpdate: true,
 	}
 }
 
@@ -119,6 +103,9 @@ func defaultHooks(hooks []hook) {
 		orDefault(h.failure, v1.Fail)
 		defaultMatching(h.match, h.namespaces, h.objects)
 		orDefault(h.timeout, defaultTimeout)
+		if h.reinvocation != nil {
+			orDefault(h.reinvocation, v1.NeverReinvocationPolicy)
+		}
 		for i := range h.rules {
 			defaultRule(&h.rules[i])
 		}
@@ -162,7 +149,7 @@ func leniencyOf(hooks, old []hook) leniency {
 
 func knownReview(version string) bool { return slices.Contains(reviewVersions, version) }
 
-// validateHooks judges the webhooks of a configuration; old are those that it had.
+// validateHooks validates the webhooks of a configuration; old are those that it had.
 func validateHooks(hooks, old []hook) field.ErrorList {
 	var errs field.ErrorList
 	lenient := leniencyOf(hooks, old)
@@ -188,6 +175,9 @@ func validateHook(path *field.Path, h *hook, lenient leniency) field.ErrorList {
 	}
 	if *h.match != nil {
 		errs = append(errs, rules.OneOf(path.Child("matchPolicy"), **h.match, v1.Equivalent, v1.Exact)...)
+	}
+	if h.reinvocation != nil && *h.reinvocation != nil {
+		errs = append(errs, rules.OneOf(path.Child("reinvocationPolicy"), **h.reinvocation, reinvocationSet...)...)
 	}
 	allowed := quiet
 	if lenient.sideEffects {
@@ -240,16 +230,6 @@ func validateVersions(path *field.Path, versions []string, lenient bool) field.E
 	}
 	if !lenient && !slices.ContainsFunc(versions, knownReview) {
 		errs = append(errs, field.Invalid(path, versions, "must have at least one of "+strings.Join(reviewVersions, ", ")))
-	}
-	return errs
-}
-
-func validateReinvocation(hooks []v1.MutatingWebhook) field.ErrorList {
-	var errs field.ErrorList
-	for i := range hooks {
-		if p := hooks[i].ReinvocationPolicy; p != nil {
-			errs = append(errs, rules.OneOf(field.NewPath("webhooks").Index(i).Child("reinvocationPolicy"), *p, reinvocationSet...)...)
-		}
 	}
 	return errs
 }

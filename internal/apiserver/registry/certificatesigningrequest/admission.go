@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -13,7 +12,9 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
+	"portal/internal/apiserver/registry/signer"
 	"portal/internal/csr"
+	"portal/internal/identity"
 )
 
 // Guard asks more of those who write requests than the right to write them: to approve or sign for a signer, one needs the
@@ -31,7 +32,7 @@ func NewGuard(z authorizer.UnconditionalAuthorizer) Guard {
 	return Guard{admission.NewHandler(admission.Create, admission.Update), z}
 }
 
-// Validate judges a write.
+// Validate validates a write.
 func (g Guard) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetResource().GroupResource() != certificatesv1.Resource("certificatesigningrequests") {
 		return nil
@@ -61,18 +62,11 @@ func changed(r, old *signingRequest) bool {
 }
 
 // may says why a user may not do something for a signer: they need the verb on the signer, or on all of its domain.
-func (g Guard) may(ctx context.Context, a admission.Attributes, verb, signer string) error {
-	domain, _, _ := strings.Cut(signer, "/")
-	for _, name := range []string{signer, domain + "/*"} {
-		decision, _, _ := g.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
-			User: a.GetUserInfo(), Verb: verb, APIGroup: certificatesv1.GroupName, APIVersion: "*", Resource: "signers", Name: name,
-			ResourceRequest: true,
-		})
-		if decision == authorizer.DecisionAllow {
-			return nil
-		}
+func (g Guard) may(ctx context.Context, a admission.Attributes, verb, name string) error {
+	if signer.Allowed(ctx, g.Authorizer, a.GetUserInfo(), verb, name) {
+		return nil
 	}
-	return admission.NewForbidden(a, fmt.Errorf("it needs the verb %q on the signer %q", verb, signer))
+	return admission.NewForbidden(a, fmt.Errorf("it needs the verb %q on the signer %q", verb, name))
 }
 
 func restrictSubject(a admission.Attributes, r *signingRequest) error {
@@ -85,6 +79,10 @@ func restrictSubject(a admission.Attributes, r *signingRequest) error {
 	}
 	if slices.Contains(request.Subject.Organization, user.SystemPrivilegedGroup) {
 		return admission.NewForbidden(a, fmt.Errorf("spec.request: %s signs no certificate for the group %s", r.Spec.SignerName, user.SystemPrivilegedGroup))
+	}
+	// Whoever had one could be anybody to API servers behind Services.
+	if request.Subject.CommonName == identity.FrontProxy {
+		return admission.NewForbidden(a, fmt.Errorf("spec.request: %s signs no certificate with the common name %s", r.Spec.SignerName, identity.FrontProxy))
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"portal/internal/apiserver/registry/registrytest"
+	"portal/internal/identity"
 )
 
 var clientUsages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
@@ -253,6 +254,7 @@ func TestGuard(t *testing.T) {
 	}{
 		{"ask", "", admission.Create, signer("example.com/a"), nil, true},
 		{"ask as a master", "", admission.Create, asked(t, func(r *signingRequest) { r.Spec.Request = pkcs10(t, "eve", "devs", user.SystemPrivilegedGroup) }), nil, false},
+		{"ask as the front proxy", "", admission.Create, asked(t, func(r *signingRequest) { r.Spec.Request = pkcs10(t, identity.FrontProxy) }), nil, false},
 		{"ask another signer as a master", "", admission.Create, asked(t, func(r *signingRequest) {
 			r.Spec.Request, r.Spec.SignerName = pkcs10(t, "eve", user.SystemPrivilegedGroup), "example.com/a"
 		}), nil, true},

@@ -89,7 +89,7 @@ func prepareCreate(ctx context.Context, r *signingRequest) {
 }
 
 // prepareStatus keeps what only an approver may write as it was, if the update has as many of each: another number is
-// refused when it is judged.
+// rejected when it is validated.
 func prepareStatus(_ context.Context, r, old *signingRequest) {
 	r.Spec = old.Spec
 	for _, approval := range approvals {

@@ -8,15 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"portal/internal/apiserver/registry/rules"
+	"portal/internal/apiserver/registry/signer"
 	"portal/internal/csr"
 )
 
@@ -69,52 +68,19 @@ func validateUsages(usages []certificatesv1.KeyUsage) (errs field.ErrorList) {
 	return errs
 }
 
-// validateSigner wants a domain of two labels or more, a slash, and the signer's name there.
-func validateSigner(name string) (errs field.ErrorList) {
+// validateSigner wants the name of a signer that there can be.
+func validateSigner(name string) field.ErrorList {
 	at := atSpec.Child("signerName")
-	domain, path, found := strings.Cut(name, "/")
-	switch {
-	case name == "":
-		return field.ErrorList{field.Required(at, "who should sign, such as "+certificatesv1.KubeAPIServerClientSignerName)}
-	case name == legacySigner:
+	if name == legacySigner {
 		return field.ErrorList{field.Invalid(at, name, "does not exist in this version of the API")}
-	case !found || strings.Contains(path, "/"):
-		return field.ErrorList{field.Invalid(at, name, "must be a domain and a name, such as example.com/my-signer")}
 	}
-	if len(domain) > validation.DNS1123SubdomainMaxLength {
-		errs = append(errs, field.TooLong(at, "", validation.DNS1123SubdomainMaxLength))
-	}
-	labels := strings.Split(domain, ".")
-	errs = append(errs, invalidLabel(at, domain, labels, validation.IsDNS1123Label)...)
-	if len(labels) < 2 {
-		errs = append(errs, field.Invalid(at, domain, "the domain must have a dot"))
-	}
-	errs = append(errs, invalidLabel(at, path, strings.Split(path, "."), validation.IsDNS1123Subdomain)...)
-	// Room for a domain, and for a namespace and a name behind the slash.
-	const longest = 2*validation.DNS1123SubdomainMaxLength + validation.DNS1123LabelMaxLength + 2
-	if len(name) > longest {
-		errs = append(errs, field.TooLong(at, "", longest))
-	}
-	return errs
-}
-
-// invalidLabel says what is wrong with the first label that is.
-func invalidLabel(at *field.Path, part string, labels []string, judge func(string) []string) (errs field.ErrorList) {
-	for _, label := range labels {
-		for _, problem := range judge(label) {
-			errs = append(errs, field.Invalid(at, part, fmt.Sprintf("%q: %s", label, problem)))
-		}
-		if len(errs) > 0 {
-			break
-		}
-	}
-	return errs
+	return signer.Name(at, name)
 }
 
 // part is what an update may write.
 type part struct{ approval, certificate bool }
 
-// validateUpdate judges what an update changed. The spec cannot change.
+// validateUpdate validates what an update changed. The spec cannot change.
 func validateUpdate(r, old *signingRequest, may part) field.ErrorList {
 	errs := rules.MetaUpdate(r, old)
 	if !equality.Semantic.DeepEqual(r.Status.Conditions, old.Status.Conditions) {
@@ -127,7 +93,7 @@ func validateUpdate(r, old *signingRequest, may part) field.ErrorList {
 	return errs
 }
 
-// validateConditions judges the conditions by themselves. What was wrong before may stay wrong: it must be possible to
+// validateConditions validates the conditions by themselves. What was wrong before may stay wrong: it must be possible to
 // write such a request.
 func validateConditions(r, old *signingRequest) (errs field.ErrorList) {
 	was := flawsOf(old.Status.Conditions)

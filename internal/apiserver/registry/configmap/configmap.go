@@ -1,4 +1,4 @@
-// Package configmap describes ConfigMaps: settings that others read. It judges how they are kept, never what they say.
+// Package configmap describes ConfigMaps: settings that others read. It validates how they are kept, never what they say.
 package configmap
 
 import (

@@ -41,7 +41,7 @@ func validateType(kind discoveryv1.AddressType) field.ErrorList {
 	return rules.RequiredOneOf(atType, kind, discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6)
 }
 
-// validateUpdate judges only what an update changes, so that a slice from an older, more lenient server can still be
+// validateUpdate validates only what an update changes, so that a slice from an older, more lenient server can still be
 // labelled.
 func validateUpdate(_ context.Context, slice, old *discoveryv1.EndpointSlice) field.ErrorList {
 	errs := rules.Meta(slice, true, apivalidation.NameIsDNSSubdomain)
@@ -84,7 +84,7 @@ func validateEndpoints(slice *discoveryv1.EndpointSlice) field.ErrorList {
 	for i := range slice.Endpoints {
 		errs = append(errs, validateCount(atEndpoints.Index(i).Child("addresses"), len(slice.Endpoints[i].Addresses))...)
 	}
-	// A slice of far too many is told so once, instead of a line for each wrong endpoint.
+	// A slice with far too many gets one error, instead of one for each wrong endpoint.
 	if len(slice.Endpoints) > maxEndpoints {
 		return append(errs, field.TooMany(atEndpoints, len(slice.Endpoints), maxEndpoints))
 	}
@@ -135,8 +135,8 @@ func validateEndpoint(at *field.Path, endpoint *discoveryv1.Endpoint, addressTyp
 	return errs
 }
 
-// validateIP judges the i-th address: first whether it is written properly, then its family, then whether an endpoint
-// can have it. A wrong family is told at the list, because it is the list that has one.
+// validateIP validates the i-th address: first whether it is written properly, then its family, then whether an endpoint
+// can have it. A wrong family is an error of the list, because it is the list that has one.
 func validateIP(list *field.Path, i int, address string, written field.ErrorList, family func(netip.Addr) bool, name string) field.ErrorList {
 	if len(written) > 0 {
 		return written

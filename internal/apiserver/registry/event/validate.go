@@ -23,7 +23,7 @@ const (
 	maxNote              = 1024
 )
 
-// lenientCreate judges a new Event of core/v1. Its metadata has only the rules of k8s.io/apiserver, that hold for
+// lenientCreate validates a new Event of core/v1. Its metadata has only the rules of k8s.io/apiserver, that hold for
 // everything: clients older than events.k8s.io put anything into a name that a URL can carry.
 type lenientCreate struct{ rest.RESTCreateStrategy }
 
@@ -31,7 +31,7 @@ func (lenientCreate) Validate(_ context.Context, obj runtime.Object) field.Error
 	return validateAlways(obj.(*corev1.Event), "reportingComponent")
 }
 
-// validateCoreUpdate judges an update through core/v1: there an Event may be changed at will.
+// validateCoreUpdate validates an update through core/v1: there an Event may be changed at will.
 func validateCoreUpdate(_ context.Context, e, _ *corev1.Event) field.ErrorList {
 	return validateAlways(e, "reportingComponent")
 }
@@ -77,7 +77,7 @@ func misplaced(e *corev1.Event) field.ErrorList {
 		fmt.Sprintf("the Event is in namespace %q, where the object it is about is not", e.Namespace))}
 }
 
-// validateNew judges a new Event of events.k8s.io/v1. Those that came through core/v1 may be updated without keeping
+// validateNew validates a new Event of events.k8s.io/v1. Those that came through core/v1 may be updated without keeping
 // to all of it.
 func validateNew(_ context.Context, e *corev1.Event) field.ErrorList {
 	errs := append(rules.Finalizers(e), validateAlways(e, "reportingController")...)
@@ -104,7 +104,7 @@ func validateNew(_ context.Context, e *corev1.Event) field.ErrorList {
 	return errs
 }
 
-// validateUpdate lets an Event of events.k8s.io/v1 only grow: a repetition is told by its series.
+// validateUpdate lets an Event of events.k8s.io/v1 only grow: a repetition is recorded in its series.
 func validateUpdate(_ context.Context, e, old *corev1.Event) field.ErrorList {
 	errs := append(rules.Finalizers(e), validateAlways(e, "reportingController")...)
 	if !equality.Semantic.DeepEqual(e.Series, old.Series) {

@@ -8,12 +8,10 @@ import (
 
 	v1 "k8s.io/api/flowcontrol/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/apis/flowcontrol/bootstrap"
 	"k8s.io/apiserver/pkg/util/shufflesharding"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -33,38 +31,14 @@ const (
 // NewLevels describes PriorityLevelConfigurations.
 func NewLevels() registry.Resource {
 	type object = v1.PriorityLevelConfiguration
-	return &registry.Kind[object, *object]{
+	return registry.SpecAndStatus(&registry.Kind[object, *object]{
 		Served: v1.SchemeGroupVersion, Plural: "prioritylevelconfigurations", Singular: "prioritylevelconfiguration",
 		KindName: "PriorityLevelConfiguration", ClusterScoped: true,
-		NewList: func() runtime.Object { return &v1.PriorityLevelConfigurationList{} },
-		Default: DefaultLevel,
-		PrepareCreate: func(_ context.Context, l *object) {
-			l.Status, l.Generation = v1.PriorityLevelConfigurationStatus{}, 1
-		},
-		PrepareUpdate: func(_ context.Context, l, old *object) {
-			l.Status = old.Status
-			if !equality.Semantic.DeepEqual(l.Spec, old.Spec) {
-				l.Generation = old.Generation + 1
-			}
-		},
+		NewList:  func() runtime.Object { return &v1.PriorityLevelConfigurationList{} },
+		Default:  DefaultLevel,
 		Validate: func(_ context.Context, l *object) field.ErrorList { return validateLevel(l) },
 		ValidateUpdate: func(_ context.Context, l, old *object) field.ErrorList {
 			return append(rules.MetaUpdate(l, old), validateLevel(l)...)
-		},
-		Reset: []fieldpath.Path{fieldpath.MakePathOrDie("status")},
-		Status: &registry.Status[object, *object]{
-			Prepare: func(_ context.Context, l, old *object) {
-				l.Spec = old.Spec
-				metav1.ResetObjectMetaForStatus(&l.ObjectMeta, &old.ObjectMeta)
-			},
-			Validate: func(_ context.Context, l, _ *object) field.ErrorList {
-				var kinds []string
-				for _, c := range l.Status.Conditions {
-					kinds = append(kinds, string(c.Type))
-				}
-				return validateConditions(kinds)
-			},
-			Reset: []fieldpath.Path{fieldpath.MakePathOrDie("spec"), fieldpath.MakePathOrDie("metadata")},
 		},
 		Columns: []registry.Column[object]{
 			{Name: "Type", Description: "Whether requests are limited.", Cell: func(l *object) any { return string(l.Spec.Type) }},
@@ -80,7 +54,11 @@ func NewLevels() registry.Resource {
 			registry.Age[object](),
 		},
 		StrictUpdate: true,
-	}
+	}, func(l *object) *v1.PriorityLevelConfigurationSpec { return &l.Spec },
+		func(l *object) *v1.PriorityLevelConfigurationStatus { return &l.Status },
+		func(_ context.Context, l, _ *object) field.ErrorList {
+			return validateConditions(l.Status.Conditions, func(c v1.PriorityLevelConfigurationCondition) string { return string(c.Type) })
+		})
 }
 
 func queuing(of func(*v1.QueuingConfiguration) int32) func(*v1.PriorityLevelConfiguration) any {
@@ -129,11 +107,12 @@ func DefaultSchema(s *v1.FlowSchema) {
 	}
 }
 
-func validateConditions(kinds []string) field.ErrorList {
+func validateConditions[C any](list []C, typeOf func(C) string) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("status", "conditions")
 	seen := map[string]bool{}
-	for i, kind := range kinds {
+	for i := range list {
+		kind := typeOf(list[i])
 		if kind == "" {
 			errs = append(errs, field.Required(path.Index(i).Child("type"), "the type of the condition"))
 		} else if seen[kind] {

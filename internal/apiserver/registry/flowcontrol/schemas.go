@@ -9,11 +9,9 @@ import (
 	v1 "k8s.io/api/flowcontrol/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validation"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/apis/flowcontrol/bootstrap"
-	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"portal/internal/apiserver/registry"
 	"portal/internal/apiserver/registry/rules"
@@ -22,37 +20,13 @@ import (
 // NewSchemas describes FlowSchemas.
 func NewSchemas() registry.Resource {
 	type object = v1.FlowSchema
-	return &registry.Kind[object, *object]{
+	return registry.SpecAndStatus(&registry.Kind[object, *object]{
 		Served: v1.SchemeGroupVersion, Plural: "flowschemas", Singular: "flowschema", KindName: "FlowSchema", ClusterScoped: true,
-		NewList: func() runtime.Object { return &v1.FlowSchemaList{} },
-		Default: DefaultSchema,
-		PrepareCreate: func(_ context.Context, s *object) {
-			s.Status, s.Generation = v1.FlowSchemaStatus{}, 1
-		},
-		PrepareUpdate: func(_ context.Context, s, old *object) {
-			s.Status = old.Status
-			if !equality.Semantic.DeepEqual(s.Spec, old.Spec) {
-				s.Generation = old.Generation + 1
-			}
-		},
+		NewList:  func() runtime.Object { return &v1.FlowSchemaList{} },
+		Default:  DefaultSchema,
 		Validate: func(_ context.Context, s *object) field.ErrorList { return validateSchema(s) },
 		ValidateUpdate: func(_ context.Context, s, old *object) field.ErrorList {
 			return append(rules.MetaUpdate(s, old), validateSchema(s)...)
-		},
-		Reset: []fieldpath.Path{fieldpath.MakePathOrDie("status")},
-		Status: &registry.Status[object, *object]{
-			Prepare: func(_ context.Context, s, old *object) {
-				s.Spec = old.Spec
-				metav1.ResetObjectMetaForStatus(&s.ObjectMeta, &old.ObjectMeta)
-			},
-			Validate: func(_ context.Context, s, _ *object) field.ErrorList {
-				var kinds []string
-				for _, c := range s.Status.Conditions {
-					kinds = append(kinds, string(c.Type))
-				}
-				return validateConditions(kinds)
-			},
-			Reset: []fieldpath.Path{fieldpath.MakePathOrDie("spec"), fieldpath.MakePathOrDie("metadata")},
 		},
 		Columns: []registry.Column[object]{
 			{Name: "PriorityLevel", Description: "The level that requests get.", Cell: func(s *object) any { return s.Spec.PriorityLevelConfiguration.Name }},
@@ -74,7 +48,10 @@ func NewSchemas() registry.Resource {
 			}},
 		},
 		StrictUpdate: true,
-	}
+	}, func(s *object) *v1.FlowSchemaSpec { return &s.Spec }, func(s *object) *v1.FlowSchemaStatus { return &s.Status },
+		func(_ context.Context, s, _ *object) field.ErrorList {
+			return validateConditions(s.Status.Conditions, func(c v1.FlowSchemaCondition) string { return string(c.Type) })
+		})
 }
 
 func validateSchema(s *v1.FlowSchema) field.ErrorList {

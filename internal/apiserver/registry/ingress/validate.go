@@ -25,7 +25,7 @@ func validateNew(_ context.Context, ing *networkingv1.Ingress) field.ErrorList {
 	return errs
 }
 
-// validateUpdate judges an update. An Ingress may keep what was allowed when it was written.
+// validateUpdate validates an update. An Ingress may keep what was allowed when it was written.
 func validateUpdate(_ context.Context, ing, old *networkingv1.Ingress) field.ErrorList {
 	return append(rules.Finalizers(ing), lenienceFor(&old.Spec).spec(field.NewPath("spec"), &ing.Spec)...)
 }
@@ -106,7 +106,7 @@ func validateHost(path *field.Path, host string) field.ErrorList {
 	return rules.DNSSubdomain(path, host)
 }
 
-// notIP refuses addresses: a client does not send one as the name it asks for.
+// notIP rejects addresses: a client does not send one as the name it asks for.
 func notIP(path *field.Path, host string) field.ErrorList {
 	if netutils.ParseIPSloppy(host) == nil {
 		return nil

@@ -6,7 +6,6 @@ import (
 	"context"
 
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,7 +23,7 @@ const maxController = 250
 
 // New describes networking.k8s.io/v1 IngressClasses.
 func New() registry.Resource {
-	return &registry.Kind[networkingv1.IngressClass, *networkingv1.IngressClass]{
+	return registry.CountChanges(&registry.Kind[networkingv1.IngressClass, *networkingv1.IngressClass]{
 		Served:         networkingv1.SchemeGroupVersion,
 		Plural:         "ingressclasses",
 		Singular:       "ingressclass",
@@ -32,8 +31,6 @@ func New() registry.Resource {
 		ClusterScoped:  true,
 		NewList:        func() runtime.Object { return &networkingv1.IngressClassList{} },
 		Default:        setDefaults,
-		PrepareCreate:  func(_ context.Context, c *networkingv1.IngressClass) { c.Generation = 1 },
-		PrepareUpdate:  prepareUpdate,
 		Validate:       validate,
 		ValidateUpdate: validateUpdate,
 		// The reference takes a selector by namespace here too, though nothing is in one.
@@ -50,18 +47,12 @@ func New() registry.Resource {
 			store.TableConvertor = markDefault{store.TableConvertor}
 			return nil
 		},
-	}
+	}, func(c *networkingv1.IngressClass) *networkingv1.IngressClassSpec { return &c.Spec })
 }
 
 func setDefaults(c *networkingv1.IngressClass) {
 	if p := c.Spec.Parameters; p != nil && p.Scope == nil {
 		p.Scope = new(networkingv1.IngressClassParametersReferenceScopeCluster)
-	}
-}
-
-func prepareUpdate(_ context.Context, c, old *networkingv1.IngressClass) {
-	if !equality.Semantic.DeepEqual(c.Spec, old.Spec) {
-		c.Generation = old.Generation + 1
 	}
 }
 
@@ -102,7 +93,7 @@ func validateParameters(path *field.Path, p *networkingv1.IngressClassParameters
 	return errs
 }
 
-// ValidateReference judges a reference to an object of any kind.
+// ValidateReference validates a reference to an object of any kind.
 func ValidateReference(path *field.Path, group *string, kind, name string) field.ErrorList {
 	var errs field.ErrorList
 	if group != nil {

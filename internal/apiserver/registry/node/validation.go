@@ -26,7 +26,7 @@ func validateCreate(_ context.Context, node *corev1.Node) field.ErrorList {
 	return append(rules.Finalizers(node), validateNode(node)...)
 }
 
-// validateNode judges a node by itself.
+// validateNode validates a node by itself.
 func validateNode(node *corev1.Node) field.ErrorList {
 	errs := validateCommon(node)
 	if swap := node.Status.NodeInfo.Swap; swap != nil && swap.Capacity != nil && *swap.Capacity <= 0 {
@@ -39,7 +39,7 @@ func validateNode(node *corev1.Node) field.ErrorList {
 	return append(errs, rules.OnePerFamily(at, node.Spec.PodCIDRs, utilnet.IPFamilyOfCIDRString)...)
 }
 
-// validateUpdate judges the node and then the change, and both look at some things: the API tells those twice.
+// validateUpdate validates the node and then the change, and both look at some things: the API reports those twice.
 func validateUpdate(_ context.Context, node, old *corev1.Node) field.ErrorList {
 	errs := rules.Meta(node, false, apivalidation.NameIsDNSSubdomain)
 	errs = append(errs, validateNode(node)...)
@@ -47,7 +47,7 @@ func validateUpdate(_ context.Context, node, old *corev1.Node) field.ErrorList {
 	return append(errs, validateChange(node, old)...)
 }
 
-// validateStatus judges what a node reports.
+// validateStatus validates what a node reports.
 func validateStatus(_ context.Context, node, old *corev1.Node) field.ErrorList {
 	return append(rules.MetaUpdate(node, old), validateChange(node, old)...)
 }

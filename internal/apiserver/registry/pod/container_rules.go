@@ -78,7 +78,7 @@ func validateInitContainers(pod around, names map[string]bool) field.ErrorList {
 	return errs
 }
 
-// validateContainer judges what all containers have in common.
+// validateContainer validates what all containers have in common.
 func validateContainer(at *field.Path, c *corev1.Container, pod around) field.ErrorList {
 	var errs field.ErrorList
 	if c.Name == "" {
@@ -264,7 +264,7 @@ func validatePort(at *field.Path, port intstr.IntOrString) field.ErrorList {
 	return rules.Port(at, port.IntValue())
 }
 
-// validateRestart judges a container's own restart policy and the rules for single exit codes.
+// validateRestart validates a container's own restart policy and the rules for single exit codes.
 func validateRestart(at *field.Path, c *corev1.Container, init bool) field.ErrorList {
 	var errs field.ErrorList
 	if c.RestartPolicy == nil {

@@ -39,6 +39,12 @@ func setDefaults(pod *corev1.Pod) {
 		}
 	}
 	orPoint(&spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
+	defaultAll(spec)
+	defaultStatus(&pod.Status)
+}
+
+// defaultAll fills what Pods and the templates of Pods have alike.
+func defaultAll(spec *corev1.PodSpec) {
 	defaultSpec(spec)
 	for i := range spec.Volumes {
 		defaultVolume(&spec.Volumes[i])
@@ -51,7 +57,6 @@ func setDefaults(pod *corev1.Pod) {
 		roundUp(spec.Resources.Limits)
 		roundUp(spec.Resources.Requests)
 	}
-	defaultStatus(&pod.Status)
 }
 
 func defaultSpec(spec *corev1.PodSpec) {

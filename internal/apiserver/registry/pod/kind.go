@@ -3,6 +3,8 @@
 package pod
 
 import (
+	"context"
+	"net/netip"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,8 +17,8 @@ import (
 	"portal/internal/apiserver/registry"
 )
 
-// New describes Pods.
-func New() *registry.Kind[corev1.Pod, *corev1.Pod] {
+// New describes Pods. isClusterIP says which addresses are Services'; nil: none is known to be.
+func New(isClusterIP func(netip.Addr) bool) *registry.Kind[corev1.Pod, *corev1.Pod] {
 	return &registry.Kind[corev1.Pod, *corev1.Pod]{
 		Served: corev1.SchemeGroupVersion,
 		Plural: "pods", Singular: "pod", KindName: "Pod",
@@ -28,8 +30,10 @@ func New() *registry.Kind[corev1.Pod, *corev1.Pod] {
 		PrepareUpdate:  prepareUpdate,
 		Validate:       validateCreate,
 		ValidateUpdate: validateUpdate,
-		Warnings:       warnings,
-		Fields:         selectable,
+		Warnings: func(ctx context.Context, pod, old *corev1.Pod) []string {
+			return append(warnings(ctx, pod, old), warnExternal(pod, old, isClusterIP)...)
+		},
+		Fields: selectable,
 		// spec.host is what spec.nodeName was called once. status.podIPs can be asked for, and never matches.
 		SelectableFields: []string{
 			"spec.nodeName", "spec.host", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName",
@@ -49,7 +53,6 @@ func New() *registry.Kind[corev1.Pod, *corev1.Pod] {
 		ReturnDeleted: true,
 		Graceful:      graceful{},
 		Customize: func(store *genericregistry.Store, storage map[string]rest.Storage) error {
-			store.BeginCreate = judgeClasses
 			storage["pods/binding"] = &bindingREST{store: store}
 			return nil
 		},

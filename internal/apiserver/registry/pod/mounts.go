@@ -7,7 +7,7 @@ import (
 	"portal/internal/apiserver/registry/rules"
 )
 
-// validateMounts judges where a container sees volumes, as directories or as devices.
+// validateMounts validates where a container sees volumes, as directories or as devices.
 func validateMounts(at *field.Path, c *corev1.Container, volumes map[string]*corev1.VolumeSource) field.ErrorList {
 	mounted, devices := map[string]string{}, map[string]string{}
 	for _, mount := range c.VolumeMounts {

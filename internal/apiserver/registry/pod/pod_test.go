@@ -17,7 +17,7 @@ import (
 )
 
 func rulesOf(t testing.TB) *registrytest.Rules {
-	return registrytest.For(t, New(), corev1.AddToScheme)
+	return registrytest.For(t, New(nil), corev1.AddToScheme)
 }
 
 // pod is a sound one, changed.
@@ -166,30 +166,6 @@ func TestTolerations(t *testing.T) {
 	}
 }
 
-func TestClasses(t *testing.T) {
-	for name, c := range map[string]struct {
-		change  func(*corev1.PodSpec)
-		refused bool
-		want    int32
-	}{
-		"default":    {func(*corev1.PodSpec) {}, false, 0},
-		"critical":   {func(s *corev1.PodSpec) { s.PriorityClassName = "system-node-critical" }, false, 2000001000},
-		"unknown":    {func(s *corev1.PodSpec) { s.PriorityClassName = "mine" }, true, 0},
-		"number":     {func(s *corev1.PodSpec) { s.Priority = ptr.To[int32](7) }, true, 0},
-		"runtime":    {func(s *corev1.PodSpec) { s.RuntimeClassName = ptr.To("mine") }, true, 0},
-		"overhead":   {func(s *corev1.PodSpec) { s.Overhead = corev1.ResourceList{"cpu": resource.MustParse("1")} }, true, 0},
-		"preemption": {func(s *corev1.PodSpec) { s.PreemptionPolicy = ptr.To(corev1.PreemptNever) }, true, 0},
-	} {
-		p := pod(func(p *corev1.Pod) { c.change(&p.Spec) })
-		resolvePriority(&p.Spec)
-		if _, err := judgeClasses(t.Context(), p, nil); (err != nil) != c.refused {
-			t.Errorf("%s: %v", name, err)
-		} else if err == nil && *p.Spec.Priority != c.want {
-			t.Errorf("%s: priority %d, want %d", name, *p.Spec.Priority, c.want)
-		}
-	}
-}
-
 // Fields of features that are alpha in Kubernetes are forgotten, and profiles in annotations become fields.
 func TestDroppedAndAdopted(t *testing.T) {
 	p := stored(t, func(p *corev1.Pod) {
@@ -313,7 +289,7 @@ func FuzzCreate(f *testing.F) {
 		prepareCreate(t.Context(), p)
 		if errs := validateCreate(t.Context(), p); len(errs) == 0 {
 			warnings(t.Context(), p, nil)
-			if _, err := judgeClasses(t.Context(), p, nil); err == nil {
+			if len(validateClasses(&p.Spec)) == 0 { // other classes don't exist, so that admission refuses them
 				same := p.DeepCopy()
 				prepareUpdate(t.Context(), same, p)
 				if errs := validateUpdate(t.Context(), same, p); len(errs) > 0 {

@@ -14,8 +14,11 @@ func prepareCreate(_ context.Context, pod *corev1.Pod) {
 	pod.Generation = 1
 	pod.Status = corev1.PodStatus{Phase: corev1.PodPending}
 	tolerateBriefly(&pod.Spec)
-	resolvePriority(&pod.Spec)
-	dropUnserved(pod)
+	if pod.Spec.PriorityClassName == "" { // admission has looked for a default class
+		orPoint(&pod.Spec.Priority, 0)
+		orPoint(&pod.Spec.PreemptionPolicy, corev1.PreemptLowerPriority)
+	}
+	dropUnserved(&pod.ObjectMeta, &pod.Spec)
 	if len(pod.Spec.SchedulingGates) > 0 {
 		setCondition(&pod.Status, corev1.PodCondition{
 			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonSchedulingGated,
@@ -41,7 +44,7 @@ func prepareUpdate(_ context.Context, pod, old *corev1.Pod) {
 	if pod.Spec.Resources == nil && old.Spec.Resources != nil {
 		pod.Spec.Resources = old.Spec.Resources.DeepCopy()
 	}
-	dropUnserved(pod)
+	dropUnserved(&pod.ObjectMeta, &pod.Spec)
 	if !equality.Semantic.DeepEqual(pod.Spec, old.Spec) {
 		pod.Generation++
 	}
@@ -110,11 +113,10 @@ var obsolete = []string{
 
 // dropUnserved forgets fields whose features are still alpha in Kubernetes, and so off: a cluster without them answers
 // as if they had not been sent.
-func dropUnserved(pod *corev1.Pod) {
+func dropUnserved(meta *metav1.ObjectMeta, spec *corev1.PodSpec) {
 	for _, key := range obsolete {
-		delete(pod.Annotations, key)
+		delete(meta.Annotations, key)
 	}
-	spec := &pod.Spec
 	spec.SchedulingGroup = nil
 	spec.EvictionResponders = nil
 	for _, c := range containers(spec) {

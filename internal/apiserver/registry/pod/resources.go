@@ -248,7 +248,7 @@ func validateClaimsUsed(at *field.Path, used []corev1.ResourceClaim, claims map[
 	return errs
 }
 
-// validatePodResources judges what is said for the Pod as a whole against what its containers say.
+// validatePodResources validates what is said for the Pod as a whole against what its containers say.
 func validatePodResources(spec *corev1.PodSpec, claims map[string]bool) field.ErrorList {
 	r := spec.Resources
 	if r == nil {

@@ -9,7 +9,7 @@ import (
 	"portal/internal/apiserver/registry/rules"
 )
 
-// validateScheduling judges what says where a Pod may run and when it counts as ready.
+// validateScheduling validates what says where a Pod may run and when it counts as ready.
 func validateScheduling(spec *corev1.PodSpec) field.ErrorList {
 	errs := validateLabels(atSpec.Child("nodeSelector"), spec.NodeSelector)
 	errs = append(errs, validateAffinity(spec.Affinity)...)
@@ -138,7 +138,7 @@ func validateTerm(at *field.Path, term *corev1.PodAffinityTerm) field.ErrorList 
 	return append(errs, rules.LabelName(at.Child("topologyKey"), term.TopologyKey)...)
 }
 
-// validateLabelKeys judges keys whose values come from the Pod's own labels. By now they are in the selector too, so
+// validateLabelKeys validates keys whose values come from the Pod's own labels. By now they are in the selector too, so
 // that a key which is there twice was written by hand.
 func validateLabelKeys(at *field.Path, match, mismatch []string, selector *metav1.LabelSelector) field.ErrorList {
 	var errs field.ErrorList
@@ -183,13 +183,7 @@ func validateNodeAffinity(affinity *corev1.NodeAffinity) field.ErrorList {
 	at := atSpec.Child("affinity", "nodeAffinity")
 	var errs field.ErrorList
 	if must := affinity.RequiredDuringSchedulingIgnoredDuringExecution; must != nil {
-		terms := at.Child("requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
-		if len(must.NodeSelectorTerms) == 0 {
-			errs = append(errs, field.Required(terms, "at least one"))
-		}
-		for i := range must.NodeSelectorTerms {
-			errs = append(errs, validateNodeTerm(terms.Index(i), &must.NodeSelectorTerms[i], true)...)
-		}
+		errs = append(errs, ValidateNodeSelector(at.Child("requiredDuringSchedulingIgnoredDuringExecution"), must)...)
 	}
 	for i := range affinity.PreferredDuringSchedulingIgnoredDuringExecution {
 		should := &affinity.PreferredDuringSchedulingIgnoredDuringExecution[i]

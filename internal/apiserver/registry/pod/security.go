@@ -3,6 +3,7 @@ package pod
 import (
 	"regexp"
 	"strings"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -13,7 +14,7 @@ import (
 	"portal/internal/apiserver/registry/rules"
 )
 
-// validateSecurity judges what a Pod may do, as a whole.
+// validateSecurity validates what a Pod may do, as a whole.
 func validateSecurity(spec *corev1.PodSpec) field.ErrorList {
 	errs := validateHostUsers(spec)
 	sc := spec.SecurityContext
@@ -108,7 +109,13 @@ func validateSysctls(at *field.Path, spec *corev1.PodSpec) field.ErrorList {
 	return errs
 }
 
-// validateContainerSecurity judges what one container may do.
+// privilegedAllowed is one for the whole process, as templates are validated in many places.
+var privilegedAllowed atomic.Bool
+
+// AllowPrivileged says whether containers may be privileged.
+func AllowPrivileged(allow bool) { privilegedAllowed.Store(allow) }
+
+// validateContainerSecurity validates what one container may do.
 func validateContainerSecurity(at *field.Path, sc *corev1.SecurityContext, spec *corev1.PodSpec) field.ErrorList {
 	if sc == nil {
 		return nil
@@ -121,8 +128,8 @@ func validateContainerSecurity(at *field.Path, sc *corev1.SecurityContext, spec 
 		}
 	}
 	errs = append(errs, validateSeccomp(at.Child("seccompProfile"), sc.SeccompProfile)...)
-	if sc.Privileged != nil && *sc.Privileged {
-		errs = append(errs, field.Forbidden(at.Child("privileged"), "containers here have no more rights than they are given one by one"))
+	if sc.Privileged != nil && *sc.Privileged && !privilegedAllowed.Load() {
+		errs = append(errs, field.Forbidden(at.Child("privileged"), "privileged containers are not allowed here: see the server's --allow-privileged"))
 	}
 	if sc.AllowPrivilegeEscalation != nil && !*sc.AllowPrivilegeEscalation {
 		if sc.Privileged != nil && *sc.Privileged {

@@ -29,7 +29,7 @@ func validateCreate(_ context.Context, pod *corev1.Pod) field.ErrorList {
 	return append(errs, validateProfilesMatch(pod)...)
 }
 
-// validateSpec judges everything that a create and an update judge alike.
+// validateSpec validates everything that a create and an update validate alike.
 func validateSpec(spec *corev1.PodSpec, meta *metav1.ObjectMeta) field.ErrorList {
 	volumes, errs := validateVolumes(spec.Volumes, meta)
 	names, more := validateClaims(spec.ResourceClaims, meta)
@@ -72,7 +72,7 @@ func validatePolicies(spec *corev1.PodSpec) field.ErrorList {
 	return errs
 }
 
-// validateNames judges the names of the Pod's host and of other objects it refers to.
+// validateNames validates the names of the Pod's host and of other objects it refers to.
 func validateNames(spec *corev1.PodSpec) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range []struct {
@@ -183,7 +183,7 @@ func validateHostPorts(spec *corev1.PodSpec) field.ErrorList {
 	return errs
 }
 
-// validateClaims judges the claims on devices and gives their names.
+// validateClaims validates the claims on devices and gives their names.
 func validateClaims(claims []corev1.PodResourceClaim, meta *metav1.ObjectMeta) (map[string]bool, field.ErrorList) {
 	names, seen := map[string]bool{}, map[string]bool{}
 	var errs field.ErrorList

@@ -13,7 +13,7 @@ import (
 	"portal/internal/apiserver/registry/rules"
 )
 
-// validateStatus judges what a node reports.
+// validateStatus validates what a node reports.
 func validateStatus(_ context.Context, pod, old *corev1.Pod) field.ErrorList {
 	status, before := &pod.Status, &old.Status
 	errs := rules.MetaUpdate(pod, old)
@@ -153,16 +153,19 @@ func validateUsers(list *field.Path, statuses []corev1.ContainerStatus) field.Er
 	return errs
 }
 
+// each is what a function says of each element; never nil.
+func each[E any](list []E, text func(E) string) []string {
+	out := make([]string, len(list))
+	for i := range list {
+		out[i] = text(list[i])
+	}
+	return out
+}
+
 func validatePodIPs(status, before *corev1.PodStatus) field.ErrorList {
-	now, was := make([]string, len(status.PodIPs)), make([]string, len(before.PodIPs))
-	for i := range status.PodIPs {
-		now[i] = status.PodIPs[i].IP
-	}
-	for i := range before.PodIPs {
-		was[i] = before.PodIPs[i].IP
-	}
-	at := atStatus.Child("podIPs")
-	errs := validateIPs(at, now, was)
+	ip := func(a corev1.PodIP) string { return a.IP }
+	at, now := atStatus.Child("podIPs"), each(status.PodIPs, ip)
+	errs := validateIPs(at, now, each(before.PodIPs, ip))
 	switch {
 	case (status.PodIP == "") != (len(now) == 0):
 		errs = append(errs, field.Invalid(at, now, "must be there together with podIP"))
@@ -173,15 +176,9 @@ func validatePodIPs(status, before *corev1.PodStatus) field.ErrorList {
 }
 
 func validateHostIPs(status, before *corev1.PodStatus) field.ErrorList {
-	now, was := make([]string, len(status.HostIPs)), make([]string, len(before.HostIPs))
-	for i := range status.HostIPs {
-		now[i] = status.HostIPs[i].IP
-	}
-	for i := range before.HostIPs {
-		was[i] = before.HostIPs[i].IP
-	}
-	at := atStatus.Child("hostIPs")
-	errs := validateIPs(at, now, was)
+	ip := func(a corev1.HostIP) string { return a.IP }
+	at, now := atStatus.Child("hostIPs"), each(status.HostIPs, ip)
+	errs := validateIPs(at, now, each(before.HostIPs, ip))
 	if len(now) > 0 && status.HostIP != now[0] {
 		errs = append(errs, field.Invalid(at.Index(0).Child("ip"), now[0], "must be hostIP"))
 	}

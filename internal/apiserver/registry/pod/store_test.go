@@ -21,7 +21,7 @@ type api struct {
 
 func serve(t *testing.T) api {
 	t.Helper()
-	return api{t, registrytest.Stored(t, New())}
+	return api{t, registrytest.Stored(t, New(nil))}
 }
 
 func (a api) create(change func(*corev1.Pod)) (*corev1.Pod, error) {
@@ -103,13 +103,6 @@ func TestGatedIsNotBound(t *testing.T) {
 	}
 	if err := a.bind(nil, metav1.CreateOptions{}); !apierrors.IsConflict(err) {
 		t.Errorf("bound: %v", err)
-	}
-}
-
-func TestUnknownPriorityClass(t *testing.T) {
-	a := serve(t)
-	if _, err := a.create(func(p *corev1.Pod) { p.Spec.PriorityClassName = "mine" }); !apierrors.IsForbidden(err) {
-		t.Errorf("created: %v", err)
 	}
 }
 

@@ -16,11 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"portal/internal/apiserver/registry/rules"
+	"portal/internal/externalpod"
 )
 
 var atAnnotations = field.NewPath("metadata", "annotations")
 
-// validateUpdate judges what may become of a Pod that runs: new images, less time, more tolerations, fewer gates.
+// validateUpdate validates what may become of a Pod that runs: new images, less time, more tolerations, fewer gates.
 func validateUpdate(_ context.Context, pod, old *corev1.Pod) field.ErrorList {
 	errs := rules.MetaUpdate(pod, old)
 	errs = append(errs, rules.Meta(pod, true, apivalidation.NameIsDNSSubdomain)...)
@@ -44,7 +45,7 @@ func validateUpdate(_ context.Context, pod, old *corev1.Pod) field.ErrorList {
 	return append(errs, validateUnchanged(&pod.Spec, &old.Spec)...)
 }
 
-// validateClasses judges what a create looks up instead.
+// validateClasses validates what a create looks up instead.
 func validateClasses(spec *corev1.PodSpec) field.ErrorList {
 	var errs field.ErrorList
 	if spec.PriorityClassName != "" {
@@ -158,7 +159,7 @@ func validateUnchanged(spec, old *corev1.PodSpec) field.ErrorList {
 	return errs
 }
 
-// validateGated lets a Pod that waits at a gate be narrowed to fewer nodes. What it judged, it takes away from rest.
+// validateGated lets a Pod that waits at a gate be narrowed to fewer nodes. What it validated, it takes away from rest.
 func validateGated(rest, old *corev1.PodSpec) field.ErrorList {
 	var errs field.ErrorList
 	for key, value := range old.NodeSelector {
@@ -224,7 +225,7 @@ func validateNarrower(now, was *corev1.NodeAffinity) field.ErrorList {
 // appArmorPrefix is what annotations begin with that give a container its AppArmor profile.
 const appArmorPrefix = corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix
 
-// validateAnnotations judges those that mean something: most are older than the fields that replaced them.
+// validateAnnotations validates those that mean something: most are older than the fields that replaced them.
 func validateAnnotations(annotations map[string]string, spec *corev1.PodSpec) field.ErrorList {
 	var errs field.ErrorList
 	if value, mirror := annotations[corev1.MirrorPodAnnotationKey]; mirror && spec.NodeName == "" {
@@ -240,6 +241,11 @@ func validateAnnotations(annotations map[string]string, spec *corev1.PodSpec) fi
 	}
 	if cost, set := annotations[corev1.PodDeletionCost]; set && !deletionCost(cost) {
 		errs = append(errs, field.Invalid(atAnnotations.Key(corev1.PodDeletionCost), cost, "must be a number of 32 bits, without a + or zeros before it"))
+	}
+	if text, set := annotations[externalpod.AddressesAnnotation]; set && spec.RuntimeClassName != nil && *spec.RuntimeClassName == externalpod.RuntimeClass {
+		if _, err := externalpod.ParseAddresses(text); err != nil {
+			errs = append(errs, field.Invalid(atAnnotations.Key(externalpod.AddressesAnnotation), text, err.Error()))
+		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		value := annotations[key]

@@ -11,7 +11,7 @@ import (
 	"portal/internal/apiserver/registry/rules"
 )
 
-// validateVolumes judges volumes and gives the sound ones by name.
+// validateVolumes validates volumes and gives the sound ones by name.
 func validateVolumes(volumes []corev1.Volume, meta *metav1.ObjectMeta) (map[string]*corev1.VolumeSource, field.ErrorList) {
 	sound := map[string]*corev1.VolumeSource{}
 	made := map[string]bool{}
@@ -44,7 +44,7 @@ func validateVolumes(volumes []corev1.Volume, meta *metav1.ObjectMeta) (map[stri
 	return sound, errs
 }
 
-// source is a kind of volume: its field, whether it is set, and what is to be judged about it. Kinds that need a
+// source is a kind of volume: its field, whether it is set, and what is to be validated about it. Kinds that need a
 // storage system beside Portal are counted and not looked into.
 type source struct {
 	name  string
@@ -202,7 +202,7 @@ func validateFile(at *field.Path, file *corev1.DownwardAPIVolumeFile) field.Erro
 	return append(errs, validateMode(at.Child("mode"), file.Mode)...)
 }
 
-// validateProjected judges a volume that gathers several sources: no two may write the same path.
+// validateProjected validates a volume that gathers several sources: no two may write the same path.
 func validateProjected(at *field.Path, projected *corev1.ProjectedVolumeSource) field.ErrorList {
 	errs := validateMode(at.Child("defaultMode"), projected.DefaultMode)
 	taken := map[string]bool{}
@@ -247,9 +247,15 @@ func validateProjected(at *field.Path, projected *corev1.ProjectedVolumeSource) 
 		}
 		if s.ClusterTrustBundle != nil {
 			kinds++
+			errs = append(errs, validateTrust(from.Child("clusterTrustBundle"), s.ClusterTrustBundle)...)
+			take(s.ClusterTrustBundle.Path)
 		}
 		if s.PodCertificate != nil {
 			kinds++
+			errs = append(errs, validateCertificate(from.Child("podCertificate"), s.PodCertificate)...)
+			take(s.PodCertificate.CredentialBundlePath)
+			take(s.PodCertificate.KeyPath)
+			take(s.PodCertificate.CertificateChainPath)
 		}
 		if kinds > 1 {
 			errs = append(errs, field.Forbidden(from, "must be of one kind"))
@@ -292,7 +298,7 @@ func validateCSI(at *field.Path, csi *corev1.CSIVolumeSource) field.ErrorList {
 	return errs
 }
 
-// validateEphemeral judges a claim that is made together with the Pod as far as its name and its size.
+// validateEphemeral validates a claim that is made together with the Pod as far as its name and its size.
 func validateEphemeral(volume, at *field.Path, v *corev1.Volume, meta *metav1.ObjectMeta) field.ErrorList {
 	template := at.Child("volumeClaimTemplate")
 	var errs field.ErrorList
@@ -320,7 +326,7 @@ func validateEphemeral(volume, at *field.Path, v *corev1.Volume, meta *metav1.Ob
 	return errs
 }
 
-// validateNoBacksteps refuses paths that lead out of where they begin.
+// validateNoBacksteps rejects paths that lead out of where they begin.
 func validateNoBacksteps(at *field.Path, text string) field.ErrorList {
 	for _, part := range strings.Split(text, "/") {
 		if part == ".." {

@@ -3,14 +3,18 @@ package pod
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"portal/internal/apiserver/registry/rules"
+	"portal/internal/externalpod"
 )
 
-// warnings are told on create only: Pods are seldom changed by people, and often by programs.
+// warnings are given on create only: Pods are seldom changed by people, and often by programs.
 func warnings(_ context.Context, pod, old *corev1.Pod) []string {
 	if old != nil {
 		return nil
@@ -50,6 +54,25 @@ func warnings(_ context.Context, pod, old *corev1.Pod) []string {
 		out = append(out, validation.GetWarningsForIP(atSpec.Child("hostAliases").Index(i).Child("ip"), alias.IP)...)
 	}
 	return out
+}
+
+// warnExternal warns of a Pod that stands for something at an address of a Service: no proxy sends traffic from one Service on to the next.
+func warnExternal(pod, old *corev1.Pod, isClusterIP func(netip.Addr) bool) []string {
+	text := pod.Annotations[externalpod.AddressesAnnotation]
+	if !externalpod.Is(pod) || old != nil && old.Annotations[externalpod.AddressesAnnotation] == text {
+		return nil
+	}
+	addresses, err := externalpod.ParseAddresses(text)
+	if err != nil {
+		return nil // which is an error, not a warning
+	}
+	return rules.ClusterIPWarning(func(yield func(*field.Path, string) bool) {
+		for _, a := range addresses {
+			if !yield(atAnnotations.Key(externalpod.AddressesAnnotation), a.String()) {
+				return
+			}
+		}
+	}, isClusterIP)
 }
 
 type warner func(at *field.Path, text string, args ...any)

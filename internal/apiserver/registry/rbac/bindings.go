@@ -18,54 +18,42 @@ import (
 
 // NewRoleBinding describes RoleBindings, which give subjects what a Role or ClusterRole allows, in one namespace.
 func NewRoleBinding(g *Guard) registry.Resource {
-	return &registry.Kind[rbacv1.RoleBinding, *rbacv1.RoleBinding]{
-		Served:    rbacv1.SchemeGroupVersion,
-		Plural:    "rolebindings",
-		Singular:  "rolebinding",
-		KindName:  "RoleBinding",
-		NewList:   func() runtime.Object { return &rbacv1.RoleBindingList{} },
-		Default:   func(b *rbacv1.RoleBinding) { setDefaults(&b.RoleRef, b.Subjects) },
-		ValidName: validName,
-		Validate: func(_ context.Context, b *rbacv1.RoleBinding) field.ErrorList {
-			return validateBinding(b.RoleRef, b.Subjects, true)
-		},
-		CreateOnUpdate: true,
-		Columns:        columns(func(b *rbacv1.RoleBinding) (rbacv1.RoleRef, []rbacv1.Subject) { return b.RoleRef, b.Subjects }),
-		ValidateUpdate: func(_ context.Context, b, old *rbacv1.RoleBinding) field.ErrorList {
-			return append(validateBinding(b.RoleRef, b.Subjects, true), keepRole(b.RoleRef, old.RoleRef)...)
-		},
-		Customize: func(_ *genericregistry.Store, storage map[string]rest.Storage) error {
-			return g.protect(storage, "rolebindings", func(ctx context.Context, obj, _ runtime.Object) error {
-				b := obj.(*rbacv1.RoleBinding)
-				return g.mayBind(ctx, "rolebindings", b.Namespace, b.Name, b.RoleRef)
-			})
-		},
-	}
+	type object = rbacv1.RoleBinding
+	k := newBinding(g, "rolebindings", true, func(b *object) (*rbacv1.RoleRef, []rbacv1.Subject) { return &b.RoleRef, b.Subjects })
+	k.Singular, k.KindName, k.NewList = "rolebinding", "RoleBinding", func() runtime.Object { return &rbacv1.RoleBindingList{} }
+	return k
 }
 
 // NewClusterRoleBinding describes ClusterRoleBindings, which give subjects what a ClusterRole allows, everywhere.
 func NewClusterRoleBinding(g *Guard) registry.Resource {
-	return &registry.Kind[rbacv1.ClusterRoleBinding, *rbacv1.ClusterRoleBinding]{
-		Served:        rbacv1.SchemeGroupVersion,
-		Plural:        "clusterrolebindings",
-		Singular:      "clusterrolebinding",
-		KindName:      "ClusterRoleBinding",
-		ClusterScoped: true,
-		NewList:       func() runtime.Object { return &rbacv1.ClusterRoleBindingList{} },
-		Default:       func(b *rbacv1.ClusterRoleBinding) { setDefaults(&b.RoleRef, b.Subjects) },
-		ValidName:     validName,
-		Validate: func(_ context.Context, b *rbacv1.ClusterRoleBinding) field.ErrorList {
-			return validateBinding(b.RoleRef, b.Subjects, false)
+	type object = rbacv1.ClusterRoleBinding
+	k := newBinding(g, "clusterrolebindings", false, func(b *object) (*rbacv1.RoleRef, []rbacv1.Subject) { return &b.RoleRef, b.Subjects })
+	k.Singular, k.KindName, k.NewList = "clusterrolebinding", "ClusterRoleBinding", func() runtime.Object { return &rbacv1.ClusterRoleBindingList{} }
+	return k
+}
+
+// newBinding describes what both kinds have in common.
+func newBinding[T any, P registry.Object[T]](g *Guard, plural string, namespaced bool, parts func(P) (*rbacv1.RoleRef, []rbacv1.Subject)) *registry.Kind[T, P] {
+	judge := func(b P) field.ErrorList {
+		ref, subjects := parts(b)
+		return validateBinding(*ref, subjects, namespaced)
+	}
+	return &registry.Kind[T, P]{
+		Served: rbacv1.SchemeGroupVersion, Plural: plural, ClusterScoped: !namespaced, CreateOnUpdate: true,
+		Default:   func(b P) { setDefaults(parts(b)) },
+		ValidName: validName,
+		Validate:  func(_ context.Context, b P) field.ErrorList { return judge(b) },
+		ValidateUpdate: func(_ context.Context, b, old P) field.ErrorList {
+			now, _ := parts(b)
+			before, _ := parts(old)
+			return append(judge(b), keepRole(*now, *before)...)
 		},
-		CreateOnUpdate: true,
-		Columns:        columns(func(b *rbacv1.ClusterRoleBinding) (rbacv1.RoleRef, []rbacv1.Subject) { return b.RoleRef, b.Subjects }),
-		ValidateUpdate: func(_ context.Context, b, old *rbacv1.ClusterRoleBinding) field.ErrorList {
-			return append(validateBinding(b.RoleRef, b.Subjects, false), keepRole(b.RoleRef, old.RoleRef)...)
-		},
+		Columns: columns[T, P](parts),
 		Customize: func(_ *genericregistry.Store, storage map[string]rest.Storage) error {
-			return g.protect(storage, "clusterrolebindings", func(ctx context.Context, obj, _ runtime.Object) error {
-				b := obj.(*rbacv1.ClusterRoleBinding)
-				return g.mayBind(ctx, "clusterrolebindings", "", b.Name, b.RoleRef)
+			return g.protect(storage, plural, func(ctx context.Context, obj, _ runtime.Object) error {
+				b := obj.(P)
+				ref, _ := parts(b)
+				return g.mayBind(ctx, plural, b.GetNamespace(), b.GetName(), *ref)
 			})
 		},
 	}
@@ -131,11 +119,11 @@ func keepRole(ref, old rbacv1.RoleRef) field.ErrorList {
 	return field.ErrorList{field.Invalid(field.NewPath("roleRef"), ref, "can't be changed: delete the binding and create another")}
 }
 
-func columns[T any, P registry.Object[T]](parts func(*T) (rbacv1.RoleRef, []rbacv1.Subject)) []registry.Column[T] {
+func columns[T any, P registry.Object[T]](parts func(P) (*rbacv1.RoleRef, []rbacv1.Subject)) []registry.Column[T] {
 	subjects := func(kind string) func(*T) any {
 		return func(t *T) any {
 			var names []string
-			_, list := parts(t)
+			_, list := parts(P(t))
 			for _, s := range list {
 				switch {
 				case s.Kind != kind:
@@ -150,7 +138,7 @@ func columns[T any, P registry.Object[T]](parts func(*T) (rbacv1.RoleRef, []rbac
 	}
 	return []registry.Column[T]{
 		{Name: "Role", Description: rbacv1.RoleBinding{}.SwaggerDoc()["roleRef"], Cell: func(t *T) any {
-			ref, _ := parts(t)
+			ref, _ := parts(P(t))
 			return ref.Kind + "/" + ref.Name
 		}},
 		registry.Age[T, P](),

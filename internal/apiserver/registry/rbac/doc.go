@@ -1,3 +1,3 @@
-// Package rbac describes Roles, ClusterRoles and their bindings, and refuses to store one that grants more than its
+// Package rbac describes Roles, ClusterRoles and their bindings, and rejects those that grant more than their
 // writer has. What rules mean is decided in portal/internal/rbac.
 package rbac

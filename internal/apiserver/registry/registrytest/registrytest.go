@@ -53,7 +53,7 @@ func For(t testing.TB, resource registry.Resource, types ...func(*runtime.Scheme
 	return rules
 }
 
-// Create defaults and judges a new object; obj becomes what would be stored. It gives the causes of a refusal.
+// Create defaults and validates a new object; obj becomes what would be stored. It gives the causes of a refusal.
 func (r *Rules) Create(t testing.TB, obj runtime.Object) []string {
 	t.Helper()
 	r.Scheme.Default(obj)
@@ -62,7 +62,7 @@ func (r *Rules) Create(t testing.TB, obj runtime.Object) []string {
 	return causes(t, rest.BeforeCreate(r.main.CreateStrategy, within(o), obj))
 }
 
-// Update defaults and judges the change from old to obj; obj becomes what would be stored.
+// Update defaults and validates the change from old to obj; obj becomes what would be stored.
 func (r *Rules) Update(t testing.TB, obj, old runtime.Object) []string {
 	t.Helper()
 	r.Scheme.Default(obj)
@@ -98,7 +98,7 @@ func within(o metav1.Object) context.Context {
 	return request.WithNamespace(context.Background(), o.GetNamespace())
 }
 
-// causes are the field and reason of what err refuses, sorted.
+// causes are the field and reason of what err rejects, sorted.
 func causes(t testing.TB, err error) []string {
 	t.Helper()
 	if err == nil {

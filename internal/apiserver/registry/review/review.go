@@ -22,9 +22,9 @@ type Question[T any, P registry.Object[T]] struct {
 	Plural, Singular string
 	Namespaced       bool
 
-	// Validate judges the question.
+	// Validate validates the question.
 	Validate func(ctx context.Context, obj P) field.ErrorList
-	// Refuse, if there, is asked after Validate, and refuses what is no matter of a single field.
+	// Refuse, if there, is asked after Validate, and rejects what is no matter of a single field.
 	Refuse func(ctx context.Context, obj P) error
 	// Answer gives the object with its answer. It may fill in obj, or make another.
 	Answer func(ctx context.Context, obj P) (P, error)
@@ -67,7 +67,7 @@ func (r *REST[T, P]) NamespaceScoped() bool { return r.question.Namespaced }
 // GetSingularName is the name of one question.
 func (r *REST[T, P]) GetSingularName() string { return r.question.Singular }
 
-// Create judges the question and answers it.
+// Create validates the question and answers it.
 func (r *REST[T, P]) Create(ctx context.Context, obj runtime.Object, admit rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
 	q, question := r.question, obj.(P)
 	if q.Validate != nil {

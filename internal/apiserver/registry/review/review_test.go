@@ -14,7 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// A question is judged, then refused or admitted, and only then answered; what stops it comes back.
+// A question is validated, then rejected or admitted, and only then answered; what stops it comes back.
 func TestOrder(t *testing.T) {
 	var seen []string
 	refuse, deny := errors.New("refused"), errors.New("denied")

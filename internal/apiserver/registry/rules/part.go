@@ -18,7 +18,7 @@ type Part[T any, P registry.Object[T]] struct {
 	registry.Once
 	// Prepare carries over from old everything that is not this part.
 	Prepare func(ctx context.Context, obj, old P)
-	// Judge is asked alone, and so judges metadata too.
+	// Judge is asked alone, and so validates metadata too.
 	Judge func(ctx context.Context, obj, old P) field.ErrorList
 	// Reset are the fields, by version, that server-side apply must not own here.
 	Reset map[fieldpath.APIVersion]*fieldpath.Set

@@ -1,4 +1,4 @@
-// Package rules holds judgements that several resources share: names, addresses, ports. Each gives one error for each
+// Package rules holds checks that several resources share: names, addresses, ports. Each gives one error for each
 // thing that is wrong, at the path it was handed. It knows no resource.
 package rules
 
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -105,8 +106,8 @@ var unfit = []struct {
 	{netip.Addr.IsLinkLocalMulticast, "must be reachable across networks: link-local multicast (224.0.0.0/24, ff02::/16) is not"},
 }
 
-// EndpointIP refuses addresses that no endpoint can have. It reads addresses generously: how they are written is for
-// IP to judge.
+// EndpointIP rejects addresses that no endpoint can have. It reads addresses generously: how they are written is for
+// IP to validate.
 func EndpointIP(path *field.Path, value string) field.ErrorList {
 	ip, ok := netip.AddrFromSlice(utilnet.ParseIPSloppy(value))
 	if !ok {
@@ -135,7 +136,7 @@ func ClusterIPWarning(addresses iter.Seq2[*field.Path, string], isClusterIP func
 	return nil
 }
 
-// BalancerIP refuses addresses at which no load balancer can be: those that EndpointIP refuses, and all multicast. A proxy
+// BalancerIP rejects addresses at which no load balancer can be: those that EndpointIP rejects, and all multicast. A proxy
 // that took them for a Service's would capture traffic of the machine itself.
 func BalancerIP(path *field.Path, value string) field.ErrorList {
 	if errs := EndpointIP(path, value); len(errs) > 0 {
@@ -157,7 +158,7 @@ func TaintEffect(path *field.Path, effect corev1.TaintEffect) field.ErrorList {
 	return OneOf(path, effect, corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)
 }
 
-// OnePerFamily wants at most one address or network of each IP family. A text that is of none is told a second time
+// OnePerFamily wants at most one address or network of each IP family. A text that is of none is reported a second time
 // here, as the API does.
 func OnePerFamily(path *field.Path, values []string, family func(string) utilnet.IPFamily) field.ErrorList {
 	if len(values) < 2 {
@@ -196,4 +197,16 @@ func Finalizer(path *field.Path, name string) field.ErrorList {
 		return nil
 	}
 	return field.ErrorList{field.Invalid(path, name, "must have a domain, such as example.com/"+name+", or be \"kubernetes\", \"orphan\" or \"foregroundDeletion\"")}
+}
+
+// UserAnnotations wants keys with a domain, in any case of letters, and not more than annotations may hold.
+func UserAnnotations(path *field.Path, annotations map[string]string) field.ErrorList {
+	var errs field.ErrorList
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		errs = append(errs, validation.IsDomainPrefixedKey(path, strings.ToLower(key))...)
+	}
+	if apivalidation.ValidateAnnotationsSize(annotations) != nil {
+		errs = append(errs, field.TooLong(path, "", apivalidation.TotalAnnotationSizeLimitB))
+	}
+	return errs
 }

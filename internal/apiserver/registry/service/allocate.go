@@ -27,7 +27,7 @@ type Choice interface {
 // Allocate gives a Service what the cluster has to give: families, then an address of each, node ports, and a port for
 // health checks. before is the stored Service, completed on the way as OnRead does; it is nil on creation.
 //
-// It comes before preparing and validating, which judge the outcome; so it meets unchecked input, and settles first
+// It comes before preparing and validating, which look at the outcome; so it meets unchecked input, and settles first
 // what an update left unsaid. What it reports ends the request: later steps would only report what follows from it.
 func Allocate(after, before *corev1.Service, choice Choice) field.ErrorList {
 	is, was := &after.Spec, specOf(before)

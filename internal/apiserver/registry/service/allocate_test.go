@@ -282,7 +282,7 @@ func TestAllocateUpdate(t *testing.T) {
 }
 
 // A cluster that gains a family leaves Services alone that only prefer two, until somebody touches their families.
-func TestPreferenceRests(t *testing.T) {
+func TestNewFamilyLeavesServicesAlone(t *testing.T) {
 	c := newCluster(v4)
 	c.created(t, `{ipFamilyPolicy: PreferDualStack, ports: [{port: 80}]}`)
 	c.has = []corev1.IPFamily{v4, v6}

@@ -91,7 +91,7 @@ func shrink(is, was *corev1.ServiceSpec) (errs field.ErrorList) {
 	return errs
 }
 
-// fitPolicy refuses two of anything under SingleStack.
+// fitPolicy rejects two of anything under SingleStack.
 func fitPolicy(is *corev1.ServiceSpec) (errs field.ErrorList) {
 	if policy(is) != corev1.IPFamilyPolicySingleStack {
 		return nil
@@ -125,7 +125,7 @@ func inferFamilies(is *corev1.ServiceSpec, has []corev1.IPFamily) (errs field.Er
 	return errs
 }
 
-// fitCluster refuses what the cluster hasn't got.
+// fitCluster rejects what the cluster hasn't got.
 func fitCluster(is *corev1.ServiceSpec, has []corev1.IPFamily) (errs field.ErrorList) {
 	if len(has) == 0 {
 		return field.ErrorList{field.Invalid(at("clusterIPs"), is.ClusterIPs, "this cluster has no address range for Services")}

@@ -33,7 +33,7 @@ func seedJSON(spec string) []byte {
 	}))
 }
 
-// FuzzValidate creates whatever a stranger sends. It must be refused with causes, or stored and sound.
+// FuzzValidate creates whatever a stranger sends. It must be rejected with causes, or stored and sound.
 func FuzzValidate(f *testing.F) {
 	for _, spec := range seeds {
 		f.Add(seedJSON(spec), true)

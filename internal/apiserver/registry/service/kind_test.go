@@ -9,7 +9,7 @@ import (
 	"portal/internal/apiserver/registry/registrytest"
 )
 
-// As the server asks: an update is judged once, with the old Service in view, and nothing is told twice.
+// As the server asks: an update is validated once, with the old Service in view, and nothing is reported twice.
 func TestKind(t *testing.T) {
 	rules := registrytest.For(t, New(), corev1.AddToScheme)
 	old := service(t, `{clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9], externalIPs: [001.2.3.4], ports: [{port: 80}]}`)

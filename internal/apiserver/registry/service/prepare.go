@@ -28,7 +28,7 @@ func PrepareStatus(_ context.Context, svc, old *corev1.Service) {
 }
 
 // dropUnused clears a field when the old shape of the Service used it, the new one doesn't, and the user left it as
-// it was: it may well have been filled in for them. What they changed stays, and is refused by validation.
+// it was: it may well have been filled in for them. What they changed stays, and is rejected by validation.
 func dropUnused(is, was *corev1.ServiceSpec) {
 	for _, f := range []struct {
 		used      func(*corev1.ServiceSpec) bool

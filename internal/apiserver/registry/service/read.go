@@ -71,7 +71,7 @@ func keepNodePorts(is, was *corev1.ServiceSpec) {
 }
 
 // pairAddresses makes clusterIP and clusterIPs agree where a client that knows only the older field wrote the one
-// without the other. It guesses only where one guess is possible: validation refuses the rest.
+// without the other. It guesses only where one guess is possible: validation rejects the rest.
 func pairAddresses(is, was *corev1.ServiceSpec) {
 	if was == nil {
 		if is.ClusterIP != "" && len(is.ClusterIPs) == 0 {

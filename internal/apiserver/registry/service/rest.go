@@ -65,6 +65,7 @@ func (r *allocatingREST) Create(ctx context.Context, obj runtime.Object, validat
 	options *metav1.CreateOptions,
 ) (runtime.Object, error) {
 	name := obj.(*corev1.Service).Name
+	validate = (&charge{}).create(validate)
 	var out runtime.Object
 	err := r.allocation.attempt(ctx, name, dryrun.IsDryRun(options.DryRun), func(ctx context.Context) (err error) {
 		out, err = r.REST.Create(ctx, obj.DeepCopyObject(), validate, options)
@@ -77,6 +78,8 @@ func (r *allocatingREST) Update(ctx context.Context, name string, info rest.Upda
 	createValidation rest.ValidateObjectFunc, updateValidation rest.ValidateObjectUpdateFunc, forceCreate bool,
 	options *metav1.UpdateOptions,
 ) (runtime.Object, bool, error) {
+	c := &charge{}
+	createValidation, updateValidation = c.create(createValidation), c.update(updateValidation)
 	var out runtime.Object
 	var created bool
 	err := r.allocation.attempt(ctx, name, dryrun.IsDryRun(options.DryRun), func(ctx context.Context) (err error) {
@@ -84,6 +87,49 @@ func (r *allocatingREST) Update(ctx context.Context, name string, info rest.Upda
 		return err
 	})
 	return out, created, err
+}
+
+// charge is what a request was charged with: the attempts after the one that was admitted cost nothing.
+type charge struct {
+	created bool
+	updated string // the version of the object that the admitted update changes
+}
+
+type chargedKey struct{}
+
+// Charged says that a quota was charged for an earlier attempt of the same request.
+func Charged(ctx context.Context) bool { return ctx.Value(chargedKey{}) != nil }
+
+func (c *charge) create(validate rest.ValidateObjectFunc) rest.ValidateObjectFunc {
+	if validate == nil {
+		return nil
+	}
+	return func(ctx context.Context, obj runtime.Object) error {
+		if c.created {
+			ctx = context.WithValue(ctx, chargedKey{}, true)
+		}
+		err := validate(ctx, obj)
+		c.created = c.created || err == nil
+		return err
+	}
+}
+
+// update charges again if the object was changed meanwhile: the difference may be another one.
+func (c *charge) update(validate rest.ValidateObjectUpdateFunc) rest.ValidateObjectUpdateFunc {
+	if validate == nil {
+		return nil
+	}
+	return func(ctx context.Context, obj, old runtime.Object) error {
+		version := old.(*corev1.Service).ResourceVersion
+		if version != "" && c.updated == version {
+			ctx = context.WithValue(ctx, chargedKey{}, true)
+		}
+		err := validate(ctx, obj, old)
+		if err == nil {
+			c.updated = version
+		}
+		return err
+	}
 }
 
 // attempt runs a request until it succeeds or fails for a reason of its own.
@@ -213,17 +259,20 @@ func (c *choice) checkFree(key string) error {
 	if !c.trial {
 		return nil
 	}
-	taken, err := c.allocation.Claimed(c.ctx, key)
+	claimed, err := c.allocation.Claimed(c.ctx, key)
 	if err != nil {
 		return err
 	}
-	if taken {
+	if claimed {
 		return errTaken
 	}
 	return nil
 }
 
-var errTaken = errors.New("it belongs to another Service")
+// taken is what clients look for in the message.
+const taken = "is already allocated to another Service"
+
+var errTaken = errors.New("it " + taken)
 
 func (c *choice) noteFull(err error) error {
 	var full *alloc.FullError
@@ -239,11 +288,11 @@ func (c *choice) conflict(name string, claim alloc.Claim) error {
 	var err *field.Error
 	switch {
 	case claim.Addr.IsValid():
-		err = field.Invalid(spec.Child("clusterIPs"), c.last.Spec.ClusterIPs, fmt.Sprintf("%s: %v", claim.Addr, errTaken))
+		err = field.Invalid(spec.Child("clusterIPs"), c.last.Spec.ClusterIPs, claim.Addr.String()+" "+taken)
 	case int32(claim.Port) == c.last.Spec.HealthCheckNodePort:
-		err = field.Invalid(spec.Child("healthCheckNodePort"), claim.Port, errTaken.Error())
+		err = field.Invalid(spec.Child("healthCheckNodePort"), claim.Port, "port "+taken)
 	default:
-		err = field.Invalid(spec.Child("ports").Index(c.portIndex(claim.Port)).Child("nodePort"), claim.Port, errTaken.Error())
+		err = field.Invalid(spec.Child("ports").Index(c.portIndex(claim.Port)).Child("nodePort"), claim.Port, "port "+taken)
 	}
 	if name == "" {
 		name = c.last.Name

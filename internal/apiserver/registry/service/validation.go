@@ -11,17 +11,17 @@ import (
 	"portal/internal/apiserver/registry/rules"
 )
 
-// Validate judges a new Service as Allocate and PrepareCreate leave it.
+// Validate validates a new Service as Allocate and PrepareCreate leave it.
 func Validate(_ context.Context, svc *corev1.Service) field.ErrorList {
 	return validate(svc, nil)
 }
 
-// ValidateUpdate judges an update: what it makes of the Service, and what it changes.
+// ValidateUpdate validates an update: what it makes of the Service, and what it changes.
 func ValidateUpdate(_ context.Context, svc, old *corev1.Service) field.ErrorList {
 	return append(validateChange(svc, old), validate(svc, old)...)
 }
 
-// validate judges a Service by itself. old is nil on creation; a value that was accepted once, under older and looser
+// validate validates a Service by itself. old is nil on creation; a value that was accepted once, under older and looser
 // rules, may stay.
 func validate(svc, old *corev1.Service) field.ErrorList {
 	is, was := &svc.Spec, specOf(old)
@@ -44,7 +44,7 @@ func validate(svc, old *corev1.Service) field.ErrorList {
 	return errs
 }
 
-// validateChange judges what is different from old.
+// validateChange validates what is different from old.
 func validateChange(svc, old *corev1.Service) field.ErrorList {
 	is, was := &svc.Spec, &old.Spec
 	errs := validateAddressChange(is, was)

@@ -11,7 +11,7 @@ import (
 	"portal/internal/apiserver/registry/rules"
 )
 
-// validateAddresses judges clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy, and whether they agree. Allocate asks
+// validateAddresses validates clusterIP, clusterIPs, ipFamilies and ipFamilyPolicy, and whether they agree. Allocate asks
 // it too: it can settle only what is sound so far.
 func validateAddresses(is, was *corev1.ServiceSpec) field.ErrorList {
 	if !addressed(is) {
@@ -56,7 +56,7 @@ func validateFamilies(is *corev1.ServiceSpec) (errs field.ErrorList) {
 	return errs
 }
 
-// validateClusterIPs judges the addresses one by one; readable says that their families can be told.
+// validateClusterIPs validates the addresses one by one; readable says that their families can be told.
 func validateClusterIPs(is, was *corev1.ServiceSpec) (errs field.ErrorList, readable bool) {
 	path := at("clusterIPs")
 	var accepted []string
@@ -79,7 +79,7 @@ func validateClusterIPs(is, was *corev1.ServiceSpec) (errs field.ErrorList, read
 	return errs, readable
 }
 
-// validateAgreement judges the addresses against one another and against ipFamilies.
+// validateAgreement validates the addresses against one another and against ipFamilies.
 func validateAgreement(is *corev1.ServiceSpec) (errs field.ErrorList) {
 	if headless(is) {
 		return nil
@@ -102,7 +102,7 @@ func validateAgreement(is *corev1.ServiceSpec) (errs field.ErrorList) {
 	return errs
 }
 
-// validateExternalIPs refuses addresses that are never routed to a node from outside.
+// validateExternalIPs rejects addresses that are never routed to a node from outside.
 func validateExternalIPs(is, was *corev1.ServiceSpec) (errs field.ErrorList) {
 	var accepted []string
 	if was != nil {

@@ -26,7 +26,7 @@ func validateBalancer(svc, old *corev1.Service) field.ErrorList {
 	return append(errs, validateClass(is)...)
 }
 
-// validateSourceRanges judges the field, or else the annotation that came before it.
+// validateSourceRanges validates the field, or else the annotation that came before it.
 func validateSourceRanges(svc, old *corev1.Service) field.ErrorList {
 	is := &svc.Spec
 	value, annotated := svc.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey]
@@ -92,7 +92,7 @@ func validateClassChange(is, was *corev1.ServiceSpec) field.ErrorList {
 	return field.ErrorList{field.Invalid(at("loadBalancerClass"), is.LoadBalancerClass, "can't change while the type is LoadBalancer")}
 }
 
-// ValidateStatus judges a write to the status subresource.
+// ValidateStatus validates a write to the status subresource.
 func ValidateStatus(_ context.Context, svc, old *corev1.Service) field.ErrorList {
 	errs := rules.Finalizers(svc)
 	path := field.NewPath("status", "loadBalancer", "ingress")

@@ -56,7 +56,7 @@ func validatePort(port *corev1.ServicePort, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateNodePorts judges only how they go together: whether a number can be had was settled in Allocate.
+// validateNodePorts validates only how they go together: whether a number can be had was settled in Allocate.
 func validateNodePorts(is *corev1.ServiceSpec) (errs field.ErrorList) {
 	type open struct {
 		protocol corev1.Protocol

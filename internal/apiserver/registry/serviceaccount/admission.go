@@ -75,7 +75,7 @@ func (p *Admission) Admit(ctx context.Context, a admission.Attributes, _ admissi
 	return nil
 }
 
-// Validate refuses Pods whose account does not exist, after other plugins have had their say.
+// Validate denies Pods whose account does not exist, after other plugins have had their say.
 func (p *Admission) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod := podOf(a)
 	if pod == nil || a.GetOperation() != admission.Create && a.GetSubresource() != "ephemeralcontainers" {
@@ -202,7 +202,7 @@ func tokenVolume(name string) corev1.Volume {
 	}}}
 }
 
-// validateMirror refuses what would give a node, by a Pod of its own making, what is not its business. Others who write such a
+// validateMirror denies what would give a node, by a Pod of its own making, what is not its business. Others who write such a
 // Pod could as well write an ordinary one.
 func validateMirror(a admission.Attributes, pod *corev1.Pod) error {
 	if who := a.GetUserInfo(); who == nil || !slices.Contains(who.GetGroups(), user.NodesGroup) {
@@ -225,8 +225,8 @@ func validateMirror(a admission.Attributes, pod *corev1.Pod) error {
 	return nil
 }
 
-// onlyListed refuses Secrets that the account does not list. whole is false for a Pod that gets ephemeral containers, the rest
-// of which was judged before.
+// onlyListed denies Secrets that the account does not list. whole is false for a Pod that gets ephemeral containers, the rest
+// of which was validated before.
 func onlyListed(account *corev1.ServiceAccount, pod *corev1.Pod, whole bool) error {
 	mountable := func(name string) bool {
 		return slices.ContainsFunc(account.Secrets, func(s corev1.ObjectReference) bool { return s.Name == name })

@@ -58,7 +58,7 @@ func (tokenREST) GroupVersionKind(schema.GroupVersion) schema.GroupVersionKind {
 // PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate keeps the UID in the request, which says whose token is meant.
 func (tokenREST) PreserveRequestObjectMetaSystemFieldsOnSubresourceCreate() bool { return true }
 
-// Create judges a request and issues the token.
+// Create validates a request and issues the token.
 func (r tokenREST) Create(ctx context.Context, name string, obj runtime.Object, admit rest.ValidateObjectFunc, _ *metav1.CreateOptions) (runtime.Object, error) {
 	req, ok := obj.(*authenticationv1.TokenRequest)
 	if !ok {

@@ -277,7 +277,7 @@ func (s *suite) compare(p probe, want oracle.Answer, got outcome) error {
 		return fmt.Errorf("%v from %s: %s; expected: %s", p, got.src, got, expected)
 	}
 	verdict := want.Verdict
-	if verdict == oracle.Drop && s.RefusesFirst && want.Frontend != nil && want.Frontend.Refused() {
+	if verdict == oracle.Drop && s.RefusesFirst && want.Frontend != nil && want.Frontend.Rejected() {
 		verdict = oracle.Reject
 	}
 	switch verdict {

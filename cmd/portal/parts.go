@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+
+	"portal/internal/instance"
+	"portal/internal/plan"
+	"portal/internal/proxy/conntrack"
+)
+
+// partOptions are the flags of the commands that run a proxy and DNS on this machine beside something else: portal up and
+// portal node.
+type partOptions struct {
+	dns               string
+	proxy             string
+	nodePortAddresses []string
+	configureSysctls  bool
+	healthz           string
+	conntrack         conntrack.Limits
+}
+
+func (o *partOptions) addFlags(f *pflag.FlagSet, dnsAuto, sysctls string) {
+	f.StringVar(&o.dns, "dns", "auto", "ADDRESS:PORT to serve DNS at; none; or auto: "+dnsAuto)
+	f.StringVar(&o.proxy, "proxy-mode", "auto", "proxy mode: none, auto, "+strings.Join(proxyModeNames(), ", "))
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", []string{"all"},
+		"addresses that node ports are served at: prefixes, primary (the node's own), localhost, all")
+	f.BoolVar(&o.configureSysctls, "configure-sysctls", false, sysctls)
+}
+
+// validate checks the flags before anything is started.
+func (o *partOptions) validate() error {
+	if o.dns != "auto" && o.dns != "none" {
+		if _, err := addrPorts([]string{o.dns}); err != nil {
+			return fmt.Errorf("--dns: %w, auto or none", err)
+		}
+	}
+	if o.proxy != "none" && !knownMode(o.proxy) {
+		return fmt.Errorf("--proxy-mode: %q is not one of none, auto, %s", o.proxy, strings.Join(proxyModeNames(), ", "))
+	}
+	if _, err := plan.ParseNodePortAddresses(o.nodePortAddresses); err != nil {
+		return fmt.Errorf("--nodeport-addresses: %w", err)
+	}
+	if err := completeAddress(&o.healthz, "10256"); err != nil {
+		return fmt.Errorf("--proxy-healthz-bind-address: %w", err)
+	}
+	return nil
+}
+
+// parts says which parts this process may run: one proxy and one DNS server for each network namespace.
+type parts struct {
+	locks   []*instance.Lock
+	noProxy string // why there is no proxy
+	noVIP   string // why DNS can't be where clients expect it
+}
+
+func (p *parts) release() {
+	for _, l := range p.locks {
+		l.Release()
+	}
+}
+
+// handover is how long to wait for an earlier process that is about to end.
+const handover = 5 * time.Second
+
+// claim decides which parts to run. It fails if one can't run that was asked for by name.
+func (o *partOptions) claim(ctx context.Context, waiting func(instance.Holder)) (_ *parts, err error) {
+	p := &parts{}
+	defer func() {
+		if err != nil {
+			p.release()
+		}
+	}()
+	rights, deadline := mayAdminister(), time.Now().Add(handover)
+	lock := func(name string) error {
+		if rights != nil {
+			return rights
+		}
+		l, err := instance.Acquire(ctx, name, time.Until(deadline), waiting)
+		if err == nil {
+			p.locks = append(p.locks, l)
+		}
+		return err
+	}
+	switch o.proxy {
+	case "none":
+		p.noProxy = "none"
+	case "auto":
+		err = lock(instance.Proxy)
+		if err != nil {
+			p.noProxy = "none: " + short(err)
+		}
+	default:
+		if err = lock(instance.Proxy); err != nil {
+			return nil, usageError{fmt.Errorf("--proxy-mode %s: %w", o.proxy, err)}
+		}
+	}
+	if o.dns == "auto" {
+		if err = lock(instance.DNS); err != nil {
+			p.noVIP = short(err)
+		}
+	}
+	return p, ctx.Err()
+}
+
+// short says in a few words why a part can't run.
+func short(err error) string {
+	var held *instance.HeldError
+	if errors.As(err, &held) {
+		return fmt.Sprintf("%v has it in this network namespace", held.Holder)
+	}
+	return "needs root"
+}
+
+// serveNames serves DNS at addresses, of one device or of any, until the context ends. It calls open when it answers.
+func serveNames(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, zone string, listen []netip.AddrPort, device string, open func()) error {
+	o := defaultDNSOptions()
+	o.listen, o.listenFlag, o.zones = nil, "dns", []string{zone}
+	for _, a := range listen {
+		o.listen = append(o.listen, a.String())
+	}
+	options, err := o.serverOptions(cmd.OutOrStdout(), log)
+	if err != nil && strings.HasPrefix(err.Error(), "--upstream") { // a machine without a resolver of its own
+		o.upstreams = []string{"none"}
+		options, err = o.serverOptions(cmd.OutOrStdout(), log)
+	}
+	if err != nil {
+		return err
+	}
+	options.Device = device
+	return o.serve(ctx, cmd, log, config, options, open, func() {})
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"portal/internal/intent"
+	"portal/internal/proxy"
+)
+
+// partProxy is the service proxy of `portal up` and `portal node`.
+type partProxy struct {
+	mode string
+	note string // why there is none
+}
+
+// runningProxy is this process's proxy, for the parts beside it; nil while there is none.
+type runningProxy struct{ atomic.Pointer[proxy.Proxy] }
+
+// drained says whether this machine sends no new connections of a Service to endpoints at these addresses.
+func (r *runningProxy) drained(service intent.Key, addrs []netip.Addr) bool {
+	p := r.Load()
+	return p == nil || p.Drained(service, addrs)
+}
+
+// firstSync is how long `portal up` waits for the proxy before it says that it is up.
+const firstSync = 10 * time.Second
+
+// proxySettings are what the two commands do differently.
+type proxySettings struct {
+	node string // its name
+	// By what this node's Pods are known: the prefixes of all Pods, or their bridge.
+	clusterCIDR, bridge string
+	api                 *rest.Config
+	// running gets the proxy as soon as there is one.
+	running *runningProxy
+	// temporary has rules and settings removed at the end.
+	temporary bool
+}
+
+// startProxy runs the proxy on this machine. Its failure leaves the rest running.
+func (o *partOptions) startProxy(ctx context.Context, log *slog.Logger, s proxySettings, beside *sync.WaitGroup) partProxy {
+	options := defaultProxyOptions()
+	options.mode, options.healthz, options.hostname = o.proxy, o.healthz, s.node
+	options.conntrack = o.conntrack
+	options.clusterCIDR = s.clusterCIDR
+	if s.bridge != "" {
+		options.detectLocal, options.bridge = string(proxy.DetectBridgeInterface), s.bridge
+	}
+	options.nodePortAddresses, options.configureSysctls = o.nodePortAddresses, o.configureSysctls
+	config, err := options.proxyConfig()
+	if err != nil {
+		return partProxy{note: "none: " + err.Error()}
+	}
+	modes := proxyModes(&options)
+	synced, ended := make(chan string, 1), make(chan error, 1)
+	report := func(ctx context.Context, p *proxy.Proxy) {
+		s.running.Store(p)
+		for !p.Synced() && wait(ctx, 10*time.Millisecond) {
+		}
+		synced <- p.State(nil).Mode
+	}
+	beside.Go(func() {
+		err := options.serve(ctx, log, config, modes, s.api, report)
+		if errors.Is(err, syscall.EADDRINUSE) && ctx.Err() == nil {
+			// Another program has a port; traffic is what matters.
+			log.Warn("metrics and health of the proxy are not served", "err", err)
+			options.metrics, options.healthz = "", ""
+			err = options.serve(ctx, log, config, modes, s.api, report)
+		}
+		if s.temporary {
+			// No rules and settings are left behind: the machine is as it was before.
+			cleanup, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			err = errors.Join(err, proxy.Cleanup(cleanup, modes), options.sysctls.Restore())
+		}
+		ended <- err
+	})
+	mode := "not ready yet"
+	select {
+	case mode = <-synced:
+	case <-time.After(firstSync):
+	case err := <-ended:
+		return partProxy{note: fmt.Sprintf("none: %v", err)}
+	}
+	beside.Go(func() {
+		if err := <-ended; err != nil && !stopped(ctx, err) {
+			log.Error("the proxy stopped", "err", err)
+		}
+	})
+	return partProxy{mode: mode}
+}
+
+func (p partProxy) String() string {
+	if p.note != "" {
+		return p.note
+	}
+	return p.mode
+}

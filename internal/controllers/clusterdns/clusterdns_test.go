@@ -1,0 +1,130 @@
+package clusterdns
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"portal/internal/clusterdns"
+)
+
+func node(name, cidr, at string, ready corev1.ConditionStatus) *corev1.Node {
+	n := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: "z-" + name}},
+		Spec:       corev1.NodeSpec{PodCIDRs: []string{cidr, "fd00:244::/64"}},
+		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}},
+	}
+	if at != "" {
+		n.Annotations = map[string]string{clusterdns.Annotation: at}
+	}
+	return n
+}
+
+// TestEndpoints: ready nodes that serve names are endpoints, each preferred by itself.
+func TestEndpoints(t *testing.T) {
+	list := Endpoints([]*corev1.Node{
+		node("b", "10.244.2.0/24", "10.244.2.1,fd00:244::1", corev1.ConditionTrue),
+		node("a", "10.244.1.0/24", "10.244.1.1", corev1.ConditionTrue),
+		node("lost", "10.244.3.0/24", "10.244.3.1", corev1.ConditionUnknown),
+		node("thief", "10.244.4.0/24", "10.244.1.1", corev1.ConditionTrue),
+		node("silent", "10.244.5.0/24", "", corev1.ConditionTrue),
+	})
+	var got []string
+	for _, slice := range list {
+		for _, e := range slice.Endpoints {
+			got = append(got, fmt.Sprintf("%s %s %s %s %s", slice.Name, e.Addresses[0], *e.NodeName, *e.Zone, e.Hints.ForNodes[0].Name))
+		}
+	}
+	want := []string{
+		"kube-dns-nodes-ipv4-0 10.244.1.1 a z-a a", "kube-dns-nodes-ipv4-0 10.244.2.1 b z-b b", "kube-dns-nodes-ipv6-0 fd00:244::1 b z-b b",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	var many []*corev1.Node
+	for i := range 1500 {
+		many = append(many, node(fmt.Sprint("n", i), "10.0.0.0/8", netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String(), corev1.ConditionTrue))
+	}
+	if list := Endpoints(many); len(list) != 2 || len(list[0].Endpoints) != 1000 || len(list[1].Endpoints) != 500 {
+		t.Errorf("%d slices for 1500 nodes", len(list))
+	}
+}
+
+// TestController: kube-dns is there when the first node serves names, follows the nodes, and is left to whoever runs DNS in Pods.
+func TestController(t *testing.T) {
+	client := fake.NewClientset(node("silent", "10.244.9.0/24", "", corev1.ConditionTrue))
+	factory := informers.NewSharedInformerFactory(client, 0)
+	c, err := New(Deps{
+		Client: client, Nodes: factory.Core().V1().Nodes().Informer(), Services: factory.Core().V1().Services().Informer(),
+		Slices: factory.Discovery().V1().EndpointSlices().Informer(), Ranges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	ended := make(chan error)
+	go func() { ended <- c.Run(ctx) }()
+	state := func() string {
+		out := "none"
+		if svc, err := client.CoreV1().Services("kube-system").Get(ctx, "kube-dns", metav1.GetOptions{}); err == nil {
+			out = svc.Spec.ClusterIP
+		}
+		list, err := client.DiscoveryV1().EndpointSlices("kube-system").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range list.Items {
+			for _, e := range s.Endpoints {
+				out += " " + e.Addresses[0]
+			}
+		}
+		return out
+	}
+	becomes := func(what, want string) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); state() != want; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: %s, want %s", what, state(), want)
+			}
+		}
+	}
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	nodes, services := client.CoreV1().Nodes(), client.CoreV1().Services("kube-system")
+	becomes("nobody serves", "none")
+	must(nodes.Create(ctx, node("a", "10.244.1.0/24", "10.244.1.1", corev1.ConditionFalse), metav1.CreateOptions{}))
+	becomes("a node that is not ready", "10.96.0.10")
+	must(nodes.Update(ctx, node("a", "10.244.1.0/24", "10.244.1.1", corev1.ConditionTrue), metav1.UpdateOptions{}))
+	becomes("it is ready", "10.96.0.10 10.244.1.1")
+	must(nodes.Create(ctx, node("b", "10.244.2.0/24", "10.244.2.1", corev1.ConditionTrue), metav1.CreateOptions{}))
+	becomes("a second", "10.96.0.10 10.244.1.1 10.244.2.1")
+	must(nodes.Update(ctx, node("a", "10.244.1.0/24", "10.244.1.1", corev1.ConditionUnknown), metav1.UpdateOptions{}))
+	becomes("the first is lost", "10.96.0.10 10.244.2.1")
+	must(nil, services.Delete(ctx, "kube-dns", metav1.DeleteOptions{}))
+	becomes("somebody deletes kube-dns", "10.96.0.10 10.244.2.1")
+	must(nil, client.DiscoveryV1().EndpointSlices("kube-system").Delete(ctx, "kube-dns-nodes-ipv4-0", metav1.DeleteOptions{}))
+	becomes("somebody deletes its endpoints", "10.96.0.10 10.244.2.1")
+	theirs := clusterdns.Service(nil)
+	theirs.Spec.ClusterIP, theirs.Spec.Selector = "10.96.0.99", map[string]string{"k8s-app": "kube-dns"}
+	must(services.Update(ctx, theirs, metav1.UpdateOptions{}))
+	becomes("Pods serve names", "10.96.0.99")
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,70 @@
+package nat
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
+	"portal/internal/proxy/conntrack"
+)
+
+// forgetFlows ends flows of UDP and SCTP that lead to where a port no longer does: the kernel sees no end of them. A connection of TCP ends
+// with its Pod.
+func forgetFlows(before, now *State) error {
+	if before == nil {
+		before = &State{}
+	}
+	gone, fresh := difference(before, now), difference(now, before)
+	if len(gone) == 0 && len(fresh) == 0 {
+		return nil
+	}
+	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return err
+	}
+	var local []netip.Addr
+	for _, a := range list {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		local = append(local, addr.Unmap())
+	}
+	var errs []error
+	for _, family := range []intent.Family{intent.IPv4, intent.IPv6} {
+		of := func(p Port) bool { return intent.FamilyOf(p.Pod.Addr()) == family }
+		if !slices.ContainsFunc(gone, of) && !slices.ContainsFunc(fresh, of) {
+			continue
+		}
+		if _, err := (conntrack.Kernel{}).Delete(family, func(f conntrack.Flow) bool { return stale(f, gone, fresh, local) }); err != nil {
+			errs = append(errs, fmt.Errorf("end flows to ports that changed: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// difference are the ports without connections that one state has and the other has not.
+func difference(a, b *State) (out []Port) {
+	for pod, list := range a.Ports {
+		for _, p := range list {
+			if p.Protocol != unix.IPPROTO_TCP && !slices.Contains(b.Ports[pod], p) {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
+// stale says whether a flow leads to a Pod that no longer has the port, or to the node itself from before a Pod had it.
+func stale(f conntrack.Flow, gone, fresh []Port, local []netip.Addr) bool {
+	at := func(p Port) bool {
+		host := p.key()
+		return byte(f.Protocol) == p.Protocol && f.Dst.Port() == p.HostPort && (host == f.Dst.Addr() || !host.IsValid())
+	}
+	if slices.ContainsFunc(gone, func(p Port) bool { return at(p) && f.From == p.Pod }) {
+		return true
+	}
+	return f.From == f.Dst && slices.Contains(local, f.Dst.Addr()) && slices.ContainsFunc(fresh, at)
+}
