@@ -12,6 +12,7 @@ export GOFLAGS := -tags=fieldsv1string
 PEER := env CGO_ENABLED=0 GOFLAGS=
 BIN := .cache/bin
 PEERS := .cache/peers
+CONTAINERD := $(addprefix $(PEERS)/,containerd containerd-shim-runc-v2 ctr)
 KUBEFLAGS := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
 LDFLAGS := -s -w -X main.version=$(VERSION) $(KUBEFLAGS)
 OPENAPI_GEN := k8s.io/kube-openapi/cmd/openapi-gen@v0.0.0-20260721132016-d427ff9ee9ad
@@ -44,9 +45,34 @@ race: build $(PEERS)/etcd ## run the tests of every package with the race detect
 	CGO_ENABLED=1 go test -race -timeout 25m $$(go list ./... | grep -v -e '^portal/test$$' -e '^portal/test/vm$$')
 
 .PHONY: test-peers
-test-peers: build peers $(PEERS)/kube-apiserver-1.30 ## run the real kube-proxy, kube-controller-manager, kubelet and CoreDNS against Portal, and Portal against kube-apiserver 1.30
-	@hack/need ip nft
-	GOFLAGS=-tags=fieldsv1string,peers go test -count=1 -v -run Peers -timeout 20m ./test/...
+test-peers: build peers $(CONTAINERD) $(PEERS)/kube-apiserver-1.30 ## run the real kube-proxy, kube-controller-manager, kubelet with containerd, and CoreDNS against Portal, compare RBAC with kube-apiserver, and run Portal against kube-apiserver 1.30
+	@hack/need ip nft busybox unshare curl runc /usr/lib/cni/ptp
+	GOFLAGS=-tags=fieldsv1string,peers go test -count=1 -v -run Peers -timeout 30m ./test/...
+
+E2E := .cache/e2e
+.PHONY: test-e2e-api
+test-e2e-api: build $(E2E)/e2e.test ## run Kubernetes' conformance tests that start no container against Portal: see test/e2e/README.md (20 minutes the first time)
+	GOFLAGS=-tags=fieldsv1string,e2e go test -count=1 -v -run 'Complete|Conformance' -timeout 60m ./test/e2e
+
+E2E_MODES ?= nftables,iptables,userspace
+.PHONY: test-e2e
+test-e2e: build $(E2E)/e2e.test $(E2E)/images.yaml ## run Kubernetes' end-to-end tests that start Pods in a lab of 3 nodes, in turn with each mode of the proxy (E2E_MODES=nftables,iptables,userspace; hours): see test/e2e/README.md
+	@hack/need ip nft iptables conntrack
+	GOFLAGS=-tags=fieldsv1string,e2e go test -count=1 -v -run 'Complete|Lab' -timeout 6h ./test/e2e -e2e.modes=$(E2E_MODES)
+
+E2E_PROGRAMS := agnhost nonewprivs regression-issue-74839
+$(E2E)/images.yaml: test/e2e/suite/go.mod test/e2e/pause/main.go hack/e2e-images $(PEERS)/coredns
+	@hack/need go
+	@mkdir -p $(E2E)
+	@echo "building the programs of the tests' images (this takes minutes)"
+	@cd test/e2e/suite && $(PEER) go build -ldflags "-s -w" -o ../../../$(E2E)/ $(E2E_PROGRAMS:%=k8s.io/kubernetes/test/images/%)
+	@go build -ldflags "-s -w" -o $(E2E)/pause ./test/e2e/pause
+	@hack/e2e-images $(E2E) "$$(cd test/e2e/suite && $(PEER) go list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images"
+
+$(E2E)/e2e.test: test/e2e/suite/go.mod
+	@hack/need go
+	@echo "building $@ (this takes minutes)"
+	@cd test/e2e/suite && $(PEER) go test -c -ldflags "-s -w $(KUBEFLAGS)" -o ../../../$@ k8s.io/kubernetes/test/e2e
 
 .PHONY: vm
 vm: ## fetch the kernel of the virtual machine for IPVS and SCTP
@@ -76,6 +102,17 @@ faults: build ## test the proxy under faults: 500 times kill -9, the API gone fo
 	@hack/need ip nft iptables
 	go test -count=1 -v -run 'Faults|Affinity|Drift|ModeSwitch' -parallel 4 -timeout 90m ./test/ -faults.kills=$(FAULT_KILLS) -faults.away=$(FAULT_AWAY)
 
+ROLL_PODS ?= 100
+ROLL_MODES ?= nftables,iptables,userspace
+.PHONY: test-roll
+test-roll: build ## replace 100 Pods behind one Service under 200 requests a second, in each proxy mode: not one may fail (ROLL_PODS=n, ROLL_MODES=…)
+	@hack/need ip
+	go test -count=1 -v -run 'LabRoll' -timeout 60m ./test/ -roll.pods=$(ROLL_PODS) -roll.modes=$(ROLL_MODES)
+
+.PHONY: test-kills
+test-kills: build ## kill agents, the server and a node under load, in each proxy mode: other nodes' Pods answer every request (ROLL_MODES=…)
+	GOFLAGS=-tags=fieldsv1string,kills go test -count=1 -v -run 'LabKills' -timeout 60m ./test/ -roll.modes=$(ROLL_MODES) -kills.pods=30 -kills.away=20s -kills.grace=50s
+
 FUZZ_TIME ?= 5m
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZ_TIME (5m) each
@@ -91,7 +128,7 @@ lint: ## gofmt, vet and staticcheck
 generate: ## write the generated OpenAPI definitions
 	go run $(OPENAPI_GEN) --go-header-file /dev/null --report-filename /dev/null \
 		--output-dir internal/apiserver/openapi --output-pkg portal/internal/apiserver/openapi --output-file zz_generated.openapi.go \
-		k8s.io/api/{core,discovery,networking,coordination,events,rbac,authorization,authentication,certificates,admissionregistration,flowcontrol}/v1 \
+		k8s.io/api/{core,apps,autoscaling,scheduling,node,discovery,networking,coordination,events,rbac,authorization,authentication,certificates,admissionregistration,flowcontrol,storagemigration,storage,policy,batch}/v1 k8s.io/api/autoscaling/v2 k8s.io/api/scheduling/v1alpha3 k8s.io/kube-aggregator/pkg/apis/apiregistration/v1 \
 		k8s.io/apimachinery/pkg/{apis/meta/v1,runtime,version,util/intstr,api/resource}
 	gofmt -w internal/apiserver/openapi/zz_generated.openapi.go
 
@@ -107,7 +144,7 @@ bench-api: build peers ## measure Portal's API server beside kube-apiserver, on 
 	go run ./bench/api -o $(BENCH)/api.json
 
 .PHONY: bench-flood
-bench-flood: build ## show what others notice while one user floods the API server with 200 connections (4 minutes)
+bench-flood: build ## show what others notice while one user floods the API server with 200 connections (5 minutes)
 	go run ./bench/flood
 
 .PHONY: bench-controllers
@@ -118,6 +155,10 @@ bench-controllers: build peers ## measure Portal's controllers beside kube-contr
 bench-dns: build peers ## measure Portal's DNS beside CoreDNS
 	@hack/need dnsperf
 	go run ./bench/dns -o $(BENCH)/dns.json
+
+.PHONY: bench-pods
+bench-pods: build ## measure a node: how soon Pods answer, how long 200 of them take to start, the agent's memory, and what is left of them
+	go run ./bench/pods -o $(BENCH)/pods.json
 
 .PHONY: bench-proxy
 bench-proxy: build peers ## measure Portal's proxy beside kube-proxy, and its userspace mode beside HAProxy
@@ -156,6 +197,10 @@ $(PEERS)/kubelet: bench/peers/go.mod
 
 $(PEERS)/runtime: bench/peers/go.mod bench/peers/runtime/main.go
 	@cd bench/peers && $(PEER) go build -ldflags "-s -w" -o ../../$@ ./runtime
+
+$(CONTAINERD): $(PEERS)/%: bench/peers-containerd/go.mod
+	@echo "building $@ (this takes minutes)"
+	@cd bench/peers-containerd && $(PEER) go build -ldflags "-s -w" -o ../../$@ github.com/containerd/containerd/v2/cmd/$*
 
 # The oldest Kubernetes that Portal's parts work with.
 $(PEERS)/kube-apiserver-1.30: bench/peers-1.30/go.mod

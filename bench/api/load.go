@@ -36,7 +36,7 @@ type load struct {
 	log     *progressLog
 }
 
-func newLoad(ctx context.Context, s *subject, clients int, log *progressLog) (*load, error) {
+func newLoad(s *subject, clients int, log *progressLog) (*load, error) {
 	l := &load{subject: s, log: log}
 	for range clients {
 		c, err := s.client()
@@ -44,12 +44,6 @@ func newLoad(ctx context.Context, s *subject, clients int, log *progressLog) (*l
 			return nil, err
 		}
 		l.clients = append(l.clients, c)
-	}
-	for i := range namespaces {
-		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespaceOf(i)}}
-		if _, err := l.clients[0].CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
-			return nil, fmt.Errorf("namespace %s: %w", ns.Name, err)
-		}
 	}
 	return l, nil
 }

@@ -1,6 +1,7 @@
 // Command api measures Portal's API server beside kube-apiserver: creating Services with an EndpointSlice each, listing
-// them, watching them, and a change that goes to thousands of watches. Each server has a fresh etcd of the same version, on
-// this machine, in one run. It knows both servers only as processes and by their API.
+// them, watching them, a change that goes to thousands of watches, and who may do what. Each server has a fresh etcd of the
+// same version, on this machine, in one run. It knows both servers only as processes and by their API; only single decisions
+// of Portal's authorizers are timed from within.
 //
 //	go run ./bench/api [-n 10000] [-clients 16,24] [-fan-out 2000] [-o FILE]
 package main
@@ -33,6 +34,7 @@ type options struct {
 	updates  int
 	fanOut   int
 	changes  int
+	reviews  int
 	output   string
 	profiles string
 }
@@ -71,6 +73,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&opts.updates, "updates", 2000, "updates sent to the watches, one after the other and then from 16 clients; few of them miss what a collection of garbage costs")
 	flags.IntVar(&opts.fanOut, "fan-out", 2000, "watches of EndpointSlices, each on a connection of its own, as of so many nodes; 0 leaves this out")
 	flags.IntVar(&opts.changes, "changes", 500, "how often a slice that all of them watch is changed")
+	flags.IntVar(&opts.reviews, "reviews", 5000, "questions to each server about what somebody may do; 0 leaves authorization out")
 	flags.StringVar(&opts.output, "o", "", "JSON file to write the report to")
 	flags.StringVar(&opts.profiles, "profile", "", "folder for CPU and heap profiles of the servers; taking them costs time")
 	if err := flags.Parse(args); err != nil {
@@ -96,8 +99,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		return opts, fmt.Errorf("-n %d: must be more than %d", opts.services, fewServices)
 	case opts.samples < 1 || opts.updates < 1 || opts.changes < 1:
 		return opts, errors.New("-samples, -updates and -changes must be at least 1")
-	case opts.lists < 0 || opts.watchers < 0 || opts.fanOut < 0:
-		return opts, errors.New("-lists, -watchers and -fan-out must be at least 0")
+	case opts.lists < 0 || opts.watchers < 0 || opts.fanOut < 0 || opts.reviews < 0:
+		return opts, errors.New("-lists, -watchers, -fan-out and -reviews must be at least 0")
 	}
 	return opts, nil
 }
@@ -135,9 +138,10 @@ func run(ctx context.Context, opts options, stderr io.Writer) (bool, error) {
 	r.Version("etcd", harness.Peer("etcd"), "--version")
 	r.Note("%s and %s each have an etcd process of their own, %s has it inside. Clients know the servers by a token and speak protobuf.",
 		kubernetes, portal, portalEmbedded)
-	r.Note("kube-apiserver runs as shipped, but for the ServiceAccount admission plugin. It does work " +
-		"that Portal does not have: priority and fairness, its default admission plugins, RBAC, aggregation and custom resources, " +
-		"watch caches of all of Kubernetes' kinds, and controllers of its own, such as those that repair service addresses and ports. " +
+	r.Note("Both authorize by RBAC with %d bindings, the clients' own among them, and write a line to the audit log for every request.", bindings)
+	r.Note("kube-apiserver runs as shipped, but for the ServiceAccount admission plugin. It does work that Portal does not have: " +
+		"admission plugins for kinds that Portal lacks, watch caches of all of Kubernetes' kinds, " +
+		"and controllers of its own, such as those that repair service addresses and ports. " +
 		"Portal runs with its controllers turned off, because kube-apiserver has none of these in it.")
 	for round, clients := range opts.clients {
 		order := slices.Clone(opts.servers)
@@ -149,6 +153,11 @@ func run(ctx context.Context, opts options, stderr io.Writer) (bool, error) {
 			if err := measure(ctx, opts, r, name, clients, round == 0, log); err != nil {
 				return false, fmt.Errorf("%s with %d clients: %w", name, clients, err)
 			}
+		}
+	}
+	if opts.reviews > 0 {
+		if err := measureDecisions(authorizing(r)); err != nil {
+			return false, err
 		}
 	}
 	judge(r, opts)
@@ -169,7 +178,10 @@ func measure(ctx context.Context, opts options, r *report.Report, name string, c
 		return err
 	}
 	defer subject.stop()
-	load, err := newLoad(ctx, subject, clients, log)
+	if err := prepareAccess(ctx, subject); err != nil {
+		return err
+	}
+	load, err := newLoad(subject, clients, log)
 	if err != nil {
 		return err
 	}
@@ -183,6 +195,11 @@ func measure(ctx context.Context, opts options, r *report.Report, name string, c
 	}
 	if reads && opts.watchers > 0 {
 		if err := measureWatches(ctx, subject, watching(r, opts), opts.watchers, opts.updates, log); err != nil {
+			return err
+		}
+	}
+	if reads && opts.reviews > 0 {
+		if err := measureReviews(ctx, subject, authorizing(r), opts.reviews, log); err != nil {
 			return err
 		}
 	}

@@ -24,6 +24,7 @@ func TestParseNamesTheMistake(t *testing.T) {
 		"-servers nginx": "-servers",
 		"-fan-out -1":    "-fan-out",
 		"-updates 0":     "-updates",
+		"-reviews -1":    "-reviews",
 		"more":           "unexpected argument",
 	} {
 		if _, err := parse(strings.Fields(args), io.Discard); err == nil || !strings.Contains(err.Error(), want) {

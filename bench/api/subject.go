@@ -5,8 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -48,17 +47,17 @@ func startSubject(dir, name string) (*subject, error) {
 		s.etcd = members[0]
 		servers = []string{"--etcd-servers", s.etcd.ClientURL}
 	}
-	var err error
+	// Clients authenticate to both with a token: certificates cost the two servers different amounts.
+	access, err := accessFlags(dir)
+	if err != nil {
+		s.stop()
+		return nil, err
+	}
 	if name == kubernetes {
-		s.api, err = harness.StartKubeAPIServer(dir, s.etcd.ClientURL)
+		s.api, err = harness.StartKubeAPIServer(dir, s.etcd.ClientURL, access...)
 	} else {
-		// Clients authenticate to both with a token: certificates cost the two servers different amounts.
-		tokens := filepath.Join(dir, "portal-tokens.csv")
-		if err := os.WriteFile(tokens, []byte(harness.KubeToken+",admin,1,system:masters\n"), 0o600); err != nil {
-			return nil, err
-		}
 		// kube-apiserver has no such controllers either.
-		s.api, err = harness.StartPortal(dir, append(servers, "--token-auth-file", tokens, "--controllers", "none")...)
+		s.api, err = harness.StartPortal(dir, slices.Concat(servers, access, []string{"--controllers", "none"})...)
 	}
 	if err != nil {
 		s.stop()
@@ -81,11 +80,14 @@ func (s *subject) stop() {
 }
 
 // config is that of a client in a process of its own: protobuf, HTTP/2, a separate connection.
-func (s *subject) config() *rest.Config {
+func (s *subject) config() *rest.Config { return s.configOf(clientToken) }
+
+// configOf is that of a client of another user.
+func (s *subject) configOf(token string) *rest.Config {
 	dialer := &net.Dialer{Timeout: 10 * time.Second}
 	return &rest.Config{
 		Host:            s.api.URL,
-		BearerToken:     harness.KubeToken,
+		BearerToken:     token,
 		TLSClientConfig: rest.TLSClientConfig{Insecure: true},
 		ContentConfig: rest.ContentConfig{
 			ContentType:        runtime.ContentTypeProtobuf,

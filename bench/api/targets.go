@@ -25,6 +25,10 @@ func fanningOut(r *report.Report, opts options) report.At {
 		fanOutEndpoints, opts.services), opts.fanOut, "watches")
 }
 
+func authorizing(r *report.Report) report.At {
+	return r.At("authorization by RBAC", bindings, "bindings")
+}
+
 // The names of figures that targets are about.
 const (
 	createRate    = "Services created"
@@ -37,6 +41,7 @@ const (
 	lastWatchP99  = "request until the last watcher has it, p99"
 	eventRate     = "events with 16 writers"
 	anonymousBoth = "anonymous memory with etcd"
+	decisionP99   = "one decision of Portal's authorizers, p99"
 )
 
 // noSlower allows for what two runs of the same server differ by.
@@ -57,6 +62,7 @@ func judge(r *report.Report, opts options) {
 				at.WantTimes(server, anonymousBoth, kubernetes, 2)
 			} else {
 				at.WantTimes(server, report.AnonymousSteady, kubernetes, 2)
+				at.WantTimes(server, report.PSSSteady, kubernetes, 2)
 			}
 		}
 		if opts.lists > 0 {
@@ -73,6 +79,9 @@ func judge(r *report.Report, opts options) {
 		}
 		if opts.fanOut > 0 {
 			fanningOut(r, opts).WantTimes(server, lastWatchP99, kubernetes, 1)
+		}
+		if opts.reviews > 0 && server == portal {
+			authorizing(r).WantWithin(server, decisionP99, 50)
 		}
 	}
 }

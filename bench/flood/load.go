@@ -30,11 +30,18 @@ const (
 )
 
 // tokens are those of an ordinary user who floods, another who works, nodes, and a controller that leads.
-const tokens = `flooder,flooder,1,""
+func tokens() string {
+	text := `flooder,flooder,1,""
 second,second,2,""
-node,system:node:n,3,"system:nodes"
-leader,system:kube-controller-manager,4,""
+leader,system:kube-controller-manager,3,""
 `
+	for i := range nodes {
+		text += fmt.Sprintf("%s,system:node:%[1]s,node-%d,system:nodes\n", nodeName(i), i)
+	}
+	return text
+}
+
+func nodeName(i int) string { return fmt.Sprintf("node-%d", i) }
 
 // prepare lets the users do what they do, and makes objects to ask for.
 func prepare(ctx context.Context, api *harness.API, objects int) error {
@@ -51,13 +58,18 @@ func prepare(ctx context.Context, api *harness.API, objects int) error {
 		ObjectMeta: metav1.ObjectMeta{Name: "bench-flood"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
 	}
-	for _, name := range []string{"flooder", "second", "system:node:n", "system:kube-controller-manager"} {
+	for _, name := range []string{"flooder", "second", "system:kube-controller-manager"} {
 		binding.Subjects = append(binding.Subjects, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: "User", Name: name})
 	}
 	if _, err := client.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	who := newUser(api.URL, "second")
+	for _, user := range []string{"second", "flooder", "leader"} { // the binding counts when the server's authorizer has seen it
+		if err := newUser(api.URL, user).wait(ctx, configMaps); err != nil {
+			return err
+		}
+	}
 	var group sync.WaitGroup
 	var failed atomic.Value
 	for worker := range 8 {
@@ -72,7 +84,7 @@ func prepare(ctx context.Context, api *harness.API, objects int) error {
 	}
 	group.Wait()
 	for i := range nodes {
-		body := fmt.Sprintf(`{"metadata":{"name":"node-%d"},"spec":{"holderIdentity":"node-%d"}}`, i, i)
+		body := fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"holderIdentity":%[1]q}}`, nodeName(i))
 		if code, err := who.ask(ctx, "POST", nodeLeases, body); code != http.StatusCreated {
 			return fmt.Errorf("create a Lease: %d %w", code, err)
 		}
@@ -120,6 +132,19 @@ func (u *user) ask(ctx context.Context, method, path, body string) (int, error) 
 	defer resp.Body.Close()
 	_, err = io.Copy(io.Discard, resp.Body)
 	return resp.StatusCode, err
+}
+
+// wait returns when the user may read a path.
+func (u *user) wait(ctx context.Context, path string) error {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		code, err := u.ask(ctx, http.MethodGet, path, "")
+		if code == http.StatusOK {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("user %s gets %d from %s after 10 seconds: %w", u.token, code, path, err)
+		}
+	}
 }
 
 // work asks for small things, 20 times a second, and returns how long each took.
@@ -280,13 +305,13 @@ func newRenewals(url string) *renewals {
 func (r *renewals) run(ctx context.Context) {
 	defer r.group.Done()
 	for i := range nodes {
-		r.group.Go(func() { r.renew(ctx, "node", fmt.Sprintf("%s/node-%d", nodeLeases, i), 5*time.Second) })
+		r.group.Go(func() { r.renew(ctx, "node", nodeName(i), nodeLeases+"/"+nodeName(i), 5*time.Second) })
 	}
-	r.group.Go(func() { r.renew(ctx, "leader", leaderPath+"/leader", 2*time.Second) })
+	r.group.Go(func() { r.renew(ctx, "leader", "leader", leaderPath+"/leader", 2*time.Second) })
 }
 
-func (r *renewals) renew(ctx context.Context, who, path string, every time.Duration) {
-	client := newUser(r.url, who)
+func (r *renewals) renew(ctx context.Context, who, token, path string, every time.Duration) {
+	client := newUser(r.url, token)
 	last := time.Now()
 	for {
 		body := fmt.Sprintf(`{"spec":{"renewTime":%q}}`, time.Now().UTC().Format("2006-01-02T15:04:05.000000Z"))

@@ -2,7 +2,7 @@
 // another user works, nodes renew their Leases and a leader holds its own. It measures what the others notice, the server's
 // memory, and what fairness costs when nobody floods. It knows the server only as a process and by its API.
 //
-//	go run ./bench/flood [-connections 200] [-duration 60s] [-idle 20s] [-modes fair,limit]
+//	go run ./bench/flood [-connections 200] [-duration 60s] [-idle 60s] [-modes fair,limit]
 package main
 
 import (
@@ -71,7 +71,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&opts.connections, "connections", 200, "connections of the user who floods")
 	flags.IntVar(&opts.objects, "objects", 2000, "ConfigMaps that are there to be asked for")
 	flags.DurationVar(&opts.duration, "duration", time.Minute, "how long the flood lasts")
-	flags.DurationVar(&opts.idle, "idle", 20*time.Second, "how long the second user is measured alone")
+	flags.DurationVar(&opts.idle, "idle", time.Minute, "how long the second user is measured alone")
 	list := flags.String("modes", "fair,limit", "fair: as Portal comes; limit: with --enable-priority-and-fairness=false")
 	flags.StringVar(&opts.child, "child", "", "internal: flood this server")
 	if err := flags.Parse(args); err != nil {
@@ -158,7 +158,7 @@ func measure(ctx context.Context, opts options, flags []string) (*result, error)
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	if err := os.WriteFile(filepath.Join(dir, "tokens"), []byte(tokens), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "tokens"), []byte(tokens()), 0o600); err != nil {
 		return nil, err
 	}
 	api, err := harness.StartPortal(dir, append([]string{"--token-auth-file", filepath.Join(dir, "tokens")}, flags...)...)
