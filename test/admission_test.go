@@ -105,6 +105,15 @@ kind: MutatingAdmissionPolicyBinding
 metadata: {name: owner}
 spec: {policyName: owner}
 `
+	// mistypedPolicy compiles, for a policy may be about any type.
+	mistypedPolicy = `apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: mistyped}
+spec:
+  matchConstraints:
+    resourceRules: [{apiGroups: ["", house.example.com], apiVersions: [v1], resources: [services, rooms], operations: [CREATE]}]
+  validations: [{expression: "object.spec.ports.all(p, p.prot == 80)"}]
+`
 	mistakenPolicy = `apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata: {name: mistaken}
@@ -155,6 +164,31 @@ func TestAdmissionExtensions(t *testing.T) {
 		return err != nil && strings.Contains(out, "failed calling webhook")
 	})
 	k.run("delete", "-f", filepath.Join(k.dir, "broken.yaml"))
+}
+
+// A policy's status says which expressions don't fit the types that it is about, custom resources too.
+func TestAdmissionPolicyStatus(t *testing.T) {
+	t.Parallel()
+	k := newTerminal(t, startPortal(t), []string{harness.Portal(), "kubectl"})
+	k.run("apply", "-f", k.file("rooms.yaml", fmt.Sprintf(roomsDefinition, "https://127.0.0.1:1", "")))
+	k.run("wait", "--for=condition=Established", "crd/rooms.house.example.com", "--timeout=60s")
+	k.run("apply", "-f", k.file("mistyped.yaml", mistypedPolicy))
+	status := func(path string) string {
+		out, _ := k.try("get", "validatingadmissionpolicy", "mistyped", "-o", "jsonpath={"+path+"}")
+		return out
+	}
+	waitFor(t, "the policy is checked", func() bool { return status(".status.observedGeneration") == "1" })
+	if got := status(".status.typeChecking.expressionWarnings[*].fieldRef"); got != "spec.validations[0].expression" {
+		t.Errorf("what does not fit: %q", got)
+	}
+	if got := status(".status.typeChecking.expressionWarnings[0].warning"); !strings.Contains(got, "prot") || !strings.Contains(got, "Service") || !strings.Contains(got, "Room") {
+		t.Errorf("the warning is %q", got)
+	}
+	k.run("apply", "-f", k.file("mistyped.yaml", strings.NewReplacer("p.prot", "p.port", ", house.example.com", "", ", rooms", "").Replace(mistypedPolicy)))
+	waitFor(t, "the policy is right", func() bool { return status(".status.observedGeneration") == "2" })
+	if got := status(".status.typeChecking.expressionWarnings"); got != "" {
+		t.Errorf("what does not fit: %q", got)
+	}
 }
 
 // The policy that the Gateway API publishes with its definitions keeps older ones from taking their place.

@@ -31,9 +31,8 @@ var recorded = []struct {
 		},
 	},
 	{folder: "controllers", checker: "check.py", golden: "golden.json", run: withControllers},
-	{
-		folder: "rbac", checker: "run.py", golden: "cases.json", run: withAggregation,
-	},
+	{folder: "rbac", checker: "run.py", golden: "cases.json", run: withAggregation},
+	{folder: "rbac", checker: "run.py", golden: "generated.json", run: withAggregation},
 }
 
 func apiAlone(t *testing.T) []string {
@@ -53,7 +52,7 @@ func withAggregation(t *testing.T) []string {
 // TestConformance asks what the real components were asked, and requires their answers.
 func TestConformance(t *testing.T) {
 	for _, r := range recorded {
-		t.Run(r.folder, func(t *testing.T) {
+		t.Run(r.folder+"/"+r.golden, func(t *testing.T) {
 			t.Parallel()
 			folder := harness.Recorded(r.folder)
 			if _, err := exec.LookPath("python3"); err != nil {
@@ -80,7 +79,7 @@ func TestConformance(t *testing.T) {
 func TestRecordedFoldersAreKnown(t *testing.T) {
 	elsewhere := map[string]string{
 		"dns":       "TestDNSConformance",
-		"env":       "internal/serviceenv",
+		"env":       "TestNodeServiceVariables",
 		"dataplane": "TestDataplaneConformance",
 	}
 	entries, err := os.ReadDir(harness.Recorded())

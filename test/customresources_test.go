@@ -207,6 +207,12 @@ spec: {secretName: shop-tls, dnsNames: [shop.example.com], issuerRef: {name: our
 // webhookServer answers on loopback with a certificate of its own, and returns its address and the authority to trust.
 func webhookServer(t *testing.T, handler http.Handler) (url string, authority []byte) {
 	t.Helper()
+	return webhookServerAt(t, "127.0.0.1:0", handler)
+}
+
+// webhookServerAt is webhookServer at an address. Its certificate is also that of the Services hook and away in the namespace hooks.
+func webhookServerAt(t *testing.T, address string, handler http.Handler) (url string, authority []byte) {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -214,13 +220,17 @@ func webhookServer(t *testing.T, handler http.Handler) (url string, authority []
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "webhook"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"hook.hooks.svc"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"hook.hooks.svc", "away.hooks.svc"},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := httptest.NewUnstartedServer(handler)
+	_ = server.Listener.Close()
+	if server.Listener, err = net.Listen("tcp", address); err != nil {
+		t.Fatal(err)
+	}
 	server.EnableHTTP2 = true
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}
 	server.StartTLS()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,6 +30,20 @@ func TestRotatedAuthorityOfAPeerIsTrusted(t *testing.T) {
 	}
 	if !strings.Contains(out, "ca (earlier)") {
 		t.Errorf("the CA before is not listed: %s", out)
+	}
+	// What `certs list` says is the same as asked of the server, and as read from its files.
+	asked, err := harness.Run(t.Context(), nil, harness.Portal(), "certs", "list", "--kubeconfig", pair[0].api.Kubeconfig, "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := harness.Run(t.Context(), nil, harness.Portal(), "certs", "list", "--data-dir", filepath.Dir(pair[0].api.Kubeconfig), "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"ca", "ca (earlier)", "server", "admin"} {
+		if !strings.Contains(asked, strconv.Quote(name)) || !strings.Contains(read, strconv.Quote(name)) {
+			t.Errorf("%s is not listed: asked %s, read %s", name, asked, read)
+		}
 	}
 	if after := adminCertificate(t, pair[0].api.Kubeconfig); after == before {
 		t.Error("the administrator's certificate is still the old CA's")

@@ -1,11 +1,14 @@
 package test
 
 import (
+	"context"
 	"crypto/tls"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -18,6 +21,7 @@ type caller struct {
 	url    string
 	token  string
 	client *http.Client
+	header http.Header
 }
 
 // admin returns a caller with the administrator's certificate.
@@ -40,6 +44,13 @@ func somebody(api *harness.API, token string) *caller {
 	return &caller{url: api.URL, token: token, client: &http.Client{Transport: transport}}
 }
 
+// with is the same caller with more headers.
+func (c *caller) with(header http.Header) *caller {
+	other := *c
+	other.header = header
+	return &other
+}
+
 // ask sends a request with a JSON body, if any.
 func (c *caller) ask(t testing.TB, method, path, body string) (code int, answer string) {
 	t.Helper()
@@ -51,10 +62,14 @@ func (c *caller) ask(t testing.TB, method, path, body string) (code int, answer 
 }
 
 func (c *caller) try(method, path, kind, body string) (int, string, error) {
-	request, err := http.NewRequest(method, c.url+path, strings.NewReader(body))
+	// A watch that should have been refused would never end.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, method, c.url+path, strings.NewReader(body))
 	if err != nil {
 		return 0, "", err
 	}
+	maps.Copy(request.Header, c.header)
 	request.Header.Set("Content-Type", kind)
 	if c.token != "" {
 		request.Header.Set("Authorization", "Bearer "+c.token)

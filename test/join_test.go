@@ -284,6 +284,39 @@ func TestJoinedAsNobodyElse(t *testing.T) {
 	}
 }
 
+// TestMachineIdentities: a node obtains the identities of its own machine's parts, and no other.
+func TestMachineIdentities(t *testing.T) {
+	t.Parallel()
+	tokens := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(tokens, []byte("node,system:node:m1,1,system:nodes\nfalse,system:node:m1,2,devs\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	api := startPortal(t, "--token-auth-file", tokens)
+	node, pretender := withToken(t, api, "node"), withToken(t, api, "false")
+	const component = "portal.dev/component-client"
+	for _, role := range []struct{ name, group string }{{"proxy", "system:portal:proxies"}, {"dns", "system:portal:dns"}} {
+		own := "system:portal:" + role.name + ":m1"
+		if ok, why := request(t, node, component, own, role.group); !ok {
+			t.Errorf("a node can't have %s: %s", own, why)
+		}
+		for _, c := range []struct {
+			client kubernetes.Interface
+			name   string
+			groups []string
+		}{
+			{node, "system:portal:" + role.name + ":m2", []string{role.group}},
+			{node, own, []string{role.group, "system:masters"}},
+			{node, own, []string{"system:masters"}},
+			{node, "system:portal:controllers", []string{role.group}},
+			{pretender, own, []string{role.group}},
+		} {
+			if ok, _ := request(t, c.client, component, c.name, c.groups...); ok {
+				t.Errorf("a node has obtained %s %v", c.name, c.groups)
+			}
+		}
+	}
+}
+
 func withToken(t *testing.T, api *harness.API, token string) *kubernetes.Clientset {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)

@@ -63,8 +63,8 @@ var kernelSettings = map[string]string{
 // TestPeersKubelet has a real kubelet join with a bootstrap token: it gets its certificates, registers its Node, renews its Lease
 // and creates a mirror Pod, and is never refused anything.
 func TestPeersKubelet(t *testing.T) {
-	if os.Getenv(insidePeers) == "" {
-		enterNamespace(t)
+	rootNeeded(t)
+	if !inNamespace(t) {
 		return
 	}
 	network(t)
@@ -79,7 +79,7 @@ func TestPeersKubelet(t *testing.T) {
 	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(dir, "root"), syscall.MNT_DETACH) }) // the kubelet mounts it on itself
 	write(t, filepath.Join(dir, "kubelet.yaml"), fmt.Sprintf(kubeletConfig, dir))
 	write(t, filepath.Join(dir, "static", "static.yaml"), staticPod)
-	bootstrapConfig(t, portal, filepath.Join(dir, "bootstrap.kubeconfig"))
+	tokenConfig(t, portal, bootstrapToken, filepath.Join(dir, "bootstrap.kubeconfig"))
 	startPeer(t, dir, "runtime", filepath.Join(dir, "runtime.sock"))
 	const name = "kubelet-1"
 	kubelet := startPeer(t, dir, "kubelet", "--config", filepath.Join(dir, "kubelet.yaml"), "--root-dir", filepath.Join(dir, "root"),
@@ -199,15 +199,15 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// bootstrapConfig is how somebody with the bootstrap token reaches the server.
-func bootstrapConfig(t *testing.T, portal *harness.API, path string) {
+// tokenConfig writes how somebody with a token reaches the server.
+func tokenConfig(t *testing.T, portal *harness.API, token, path string) {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(portal.Kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name := range config.AuthInfos {
-		config.AuthInfos[name] = &api.AuthInfo{Token: bootstrapToken}
+		config.AuthInfos[name] = &api.AuthInfo{Token: token}
 	}
 	if err := clientcmd.WriteToFile(*config, path); err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"portal/internal/intent"
+	"portal/test/harness"
 )
 
 // series reads metrics in the text format, strictly: every sample once, and every name with one type and a help text.
@@ -83,6 +85,36 @@ func TestServerMetrics(t *testing.T) {
 		wantSeries(t, series(t, code, text),
 			`apiserver_request_total{code="201"`, `apiserver_request_total{code="422"`, "apiserver_request_duration_seconds_count",
 			"apiserver_longrunning_requests", "workqueue_adds_total", "go_goroutines", "process_cpu_seconds_total")
+	}
+}
+
+// TestControllersMetrics has `portal controllers` do some work, and then gathers its metrics twice.
+func TestControllersMetrics(t *testing.T) {
+	t.Parallel()
+	api := startPortal(t, "--controllers", "none")
+	at := fmt.Sprintf("127.0.0.1:%d", harness.FreePort())
+	controllers, err := harness.Start(t.TempDir(), "controllers", harness.Portal(), "controllers", "--kubeconfig", api.Kubeconfig, "--metrics-bind-address", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(controllers.Kill)
+	raw, client := admin(t, api), connect(t, api.Kubeconfig)
+	raw.ask(t, "POST", "/api/v1/namespaces/default/services", serviceBody("web", `{"ports":[{"port":80}],"selector":{"a":"b"}}`))
+	waitFor(t, "the Service has a slice", func() bool {
+		list, err := client.DiscoveryV1().EndpointSlices("default").List(context.Background(), metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=web"})
+		return err == nil && len(list.Items) == 1
+	})
+	for range 2 {
+		answer, err := http.Get("http://" + at + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantSeries(t, series(t, answer.StatusCode, string(text)), "workqueue_adds_total", "go_goroutines", "process_cpu_seconds_total")
 	}
 }
 

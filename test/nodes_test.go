@@ -291,6 +291,7 @@ var allowedToNodes = map[string][]string{
 	"services": {"get", "list", "watch"}, "endpoints": {"get"}, "nodes": {"create", "update", "patch"}, "nodes/status": {"update", "patch"},
 	"pods": {"create", "delete"}, "pods/status": {"update", "patch"}, "pods/eviction": {"create"}, "events": {"create", "update", "patch"},
 	"certificatesigningrequests": {"create", "get", "list", "watch"}, "leases": {"create"},
+	"clustertrustbundles": {"get", "list", "watch"}, "runtimeclasses": {"get", "list", "watch"}, "csidrivers": {"get", "list", "watch"},
 	"tokenreviews": {"create"}, "subjectaccessreviews": {"create"}, "localsubjectaccessreviews": {"create"},
 	"selfsubjectaccessreviews": {"create"}, "selfsubjectrulesreviews": {"create"}, "selfsubjectreviews": {"create"},
 }

@@ -19,7 +19,8 @@ import (
 func TestPeersWithAccounts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	api := startPortal(t, "--controllers", "none", "--enable-admission-plugins", "ServiceAccount")
+	audit := filepath.Join(dir, "audit.log")
+	api := startPortal(t, append(audited(t, audit), "--controllers", "none", "--enable-admission-plugins", "ServiceAccount")...)
 	admin, ctx := connect(t, api.Kubeconfig), t.Context()
 	pki := filepath.Join(filepath.Dir(api.Kubeconfig), "pki")
 	manager := startPeer(t, dir, "kube-controller-manager", "--kubeconfig", api.Kubeconfig, "--authentication-kubeconfig", api.Kubeconfig,
@@ -90,4 +91,6 @@ func TestPeersWithAccounts(t *testing.T) {
 	for _, line := range complaints(t, manager.Log) {
 		t.Errorf("%s: %s", manager.Name, line)
 	}
+	notRefused(t, audit, "system:serviceaccount:kube-system:namespace-controller", "system:serviceaccount:kube-system:endpointslice-controller",
+		"system:serviceaccount:kube-system:clusterrole-aggregation-controller")
 }

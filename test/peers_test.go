@@ -9,13 +9,13 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -32,35 +32,74 @@ import (
 
 var peersFor = flag.Duration("peers.for", 2*time.Minute, "how long the real components are kept busy")
 
-// insidePeers tells the test that it runs in the network namespace that it made.
-const insidePeers = "PORTAL_PEERS_INSIDE"
+// Who kube-proxy and CoreDNS are: the user and the account that Kubernetes' default bindings name.
+const (
+	kubeProxyUser = "system:kube-proxy"
+	corednsUser   = "system:serviceaccount:kube-system:kube-dns"
+)
 
-// TestPeers runs the real kube-proxy, kube-controller-manager and CoreDNS against Portal, and demands that they do
-// their work without an error in their logs. All of it, this test included, is in a network namespace of its own, since
-// kube-proxy writes rules for the whole of the one it is in.
+// peersPolicy has the requests of real components in the audit log.
+const peersPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+  users: ["` + kubeProxyUser + `"]
+- level: Metadata
+  userGroups: ["system:serviceaccounts:kube-system", "system:bootstrappers", "system:nodes", "system:portal:proxies"]
+- level: None
+`
+
+// audited are the flags by which a server writes such a log.
+func audited(t *testing.T, log string) []string {
+	t.Helper()
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	write(t, policy, peersPolicy)
+	return []string{"--audit-policy-file", policy, "--audit-log-path", log}
+}
+
+// corednsRole is what CoreDNS' own manifests grant it. The default role system:kube-dns is that of the DNS server before CoreDNS: it has
+// Services and Endpoints only, at Kubernetes as at Portal.
+const corednsRole = `{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "system:coredns"}, "rules": [
+	{"apiGroups": [""], "resources": ["endpoints", "services", "pods", "namespaces"], "verbs": ["list", "watch"]},
+	{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]}`
+
+const corednsBinding = `{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "system:coredns"},
+	"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:coredns"},
+	"subjects": [{"kind": "ServiceAccount", "namespace": "kube-system", "name": "kube-dns"}]}`
+
+// TestPeers runs the real kube-proxy, kube-controller-manager and CoreDNS against Portal, kube-proxy and CoreDNS with the rights that
+// Kubernetes' deployments give them, and demands that they do their work without an error in their logs and without being refused
+// anything. All of it, this test included, is in a network namespace of its own, since kube-proxy writes rules for the whole of the one
+// it is in.
 func TestPeers(t *testing.T) {
-	if os.Getenv(insidePeers) == "" {
-		enterNamespace(t)
+	rootNeeded(t)
+	if !inNamespace(t, "-peers.for", peersFor.String()) {
 		return
 	}
 	network(t)
 	dir := t.TempDir()
-	api := startPortal(t, "--controllers", "none")
+	write(t, filepath.Join(dir, "tokens.csv"), "proxys-token,"+kubeProxyUser+",1,\n")
+	audit := filepath.Join(dir, "audit.log")
+	api := startPortal(t, append(audited(t, audit), "--controllers", "none", "--token-auth-file", filepath.Join(dir, "tokens.csv"))...)
 	client := connect(t, api.Kubeconfig)
 	if err := peerNode(client); err != nil {
 		t.Fatal(err)
 	}
+	proxyConfig, dnsConfig := filepath.Join(dir, "proxy.kubeconfig"), filepath.Join(dir, "dns.kubeconfig")
+	tokenConfig(t, api, "proxys-token", proxyConfig)
+	tokenConfig(t, api, corednsToken(t, api), dnsConfig)
 	dns := fmt.Sprintf("127.0.0.1:%d", harness.FreePort())
 	peers := []*harness.Process{
 		startPeer(t, dir, "kube-controller-manager", "--kubeconfig", api.Kubeconfig, "--authentication-kubeconfig", api.Kubeconfig,
 			"--authorization-kubeconfig", api.Kubeconfig, "--bind-address", "127.0.0.1", "--secure-port", fmt.Sprint(harness.FreePort()),
 			"--cert-dir", filepath.Join(dir, "kcm"), "--use-service-account-credentials=false", "--leader-elect=true",
 			"--controllers", "endpoints-controller,endpointslice-controller,endpointslice-mirroring-controller"),
-		startPeer(t, dir, "kube-proxy", "--kubeconfig", api.Kubeconfig, "--hostname-override", nodeName, "--proxy-mode", "nftables",
+		startPeer(t, dir, "kube-proxy", "--kubeconfig", proxyConfig, "--hostname-override", nodeName, "--proxy-mode", "nftables",
 			"--metrics-bind-address", fmt.Sprintf("127.0.0.1:%d", harness.FreePort()),
 			"--healthz-bind-address", fmt.Sprintf("127.0.0.1:%d", harness.FreePort()), "--conntrack-max-per-core", "0",
 			"--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0"),
-		startPeer(t, dir, "coredns", "-conf", corefile(t, dir, dns, api.Kubeconfig)),
+		startPeer(t, dir, "coredns", "-conf", corefile(t, dir, dns, dnsConfig)),
 	}
 	if err := busy(client, *peersFor); err != nil {
 		t.Error(err)
@@ -82,45 +121,60 @@ func TestPeers(t *testing.T) {
 	for _, line := range complaints(t, api.Log) {
 		t.Errorf("portal itself: %s", line)
 	}
+	notRefused(t, audit, kubeProxyUser, corednsUser)
 }
 
-// enterNamespace runs this very test again in new namespaces of the network and of mounts.
-func enterNamespace(t *testing.T) {
+// corednsToken makes CoreDNS' account with its rights, and a token of it.
+func corednsToken(t *testing.T, api *harness.API) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("a network namespace is needed for kube-proxy: run this as root")
-	}
-	cmd := exec.Command("/proc/self/exe", "-test.run", "^"+t.Name()+"$", "-test.v", "-peers.for", peersFor.String())
-	cmd.Env = append(os.Environ(), insidePeers+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	out, err := cmd.CombinedOutput()
-	t.Logf("%s", out)
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-const (
-	nodeName    = "node-1"
-	nodeAddress = "192.0.2.10"
-)
-
-// network is what a namespace needs to have an address and a way out.
-func network(t *testing.T) {
-	t.Helper()
-	for _, args := range [][]string{
-		{"link", "set", "lo", "up"},
-		{"link", "add", "eth0", "type", "veth", "peer", "name", "far0"},
-		{"addr", "add", nodeAddress + "/24", "dev", "eth0"},
-		{"link", "set", "eth0", "up"},
-		{"link", "set", "far0", "up"},
-		{"route", "add", "default", "via", "192.0.2.1"},
+	root := admin(t, api)
+	for path, body := range map[string]string{
+		rbacAPI + "/clusterroles": corednsRole, rbacAPI + "/clusterrolebindings": corednsBinding,
+		"/api/v1/namespaces/kube-system/serviceaccounts": `{"metadata": {"name": "kube-dns"}}`,
 	} {
-		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %v: %v %s", args, err, out)
+		if code, answer := root.ask(t, "POST", path, body); code != http.StatusCreated {
+			t.Fatalf("%s: %d %s", path, code, answer)
+		}
+	}
+	const may = `{"spec":{"user":"` + corednsUser + `","resourceAttributes":{"verb":"list","resource":"namespaces"}}}`
+	within(t, "CoreDNS' account has no rights", func() error {
+		if _, answer := root.ask(t, "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", may); !strings.Contains(answer, `"allowed":true`) {
+			return errors.New(answer)
+		}
+		return nil
+	})
+	return kubectl(t, api, "create", "token", "kube-dns", "-n", "kube-system", "--duration", "2h")
+}
+
+// notRefused fails if the audit log has a refusal of one of these users, or does not have the user at all.
+func notRefused(t *testing.T, log string, users ...string) {
+	t.Helper()
+	requests := map[string]int{}
+	for _, e := range readEvents(t, log) {
+		requests[e.User.Username]++
+		// Admission answers with 403 too: nothing is created in a namespace that ends.
+		unknown := e.ResponseStatus != nil && e.ResponseStatus.Code == http.StatusUnauthorized
+		if decision := e.Annotations["authorization.k8s.io/decision"]; decision == "forbid" || unknown {
+			t.Errorf("%s was refused %s %s: %s", e.User.Username, e.Verb, e.RequestURI, e.Annotations["authorization.k8s.io/reason"])
+		}
+	}
+	t.Logf("requests by user: %v", requests)
+	for _, user := range users {
+		if requests[user] == 0 {
+			t.Errorf("%s asked for nothing", user)
 		}
 	}
 }
+
+// rootNeeded fails without root: a skipped test would look like one that passed.
+func rootNeeded(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("a network namespace is needed for the real components: run this as root")
+	}
+}
+
+const nodeName = "node-1"
 
 func startPeer(t *testing.T, dir, name string, args ...string) *harness.Process {
 	t.Helper()
@@ -168,7 +222,7 @@ func complaints(t *testing.T, path string) (out []string) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	bad := regexp.MustCompile(`^[EF]\d{4} |^W\d{4} .*(reflector|forbidden|could not find|Failed|failed)|\[(ERROR|FATAL|WARNING)\]|^panic`)
+	bad := regexp.MustCompile(`^[EF]\d{4} |^W\d{4} .*(reflector|could not find|Failed|failed)|\[(ERROR|FATAL|WARNING)\]|^panic|(?i:forbidden)`)
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

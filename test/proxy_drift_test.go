@@ -26,9 +26,7 @@ func TestDrift(t *testing.T) {
 			snap, _ := l.settled(t, 30*time.Second)
 			before := l.tables(t)
 			foreign := l.foreign(t)
-			for _, c := range commands {
-				l.run(t, "nft", strings.Fields(c)...)
-			}
+			l.run(t, "nft", strings.Join(commands, "; ")) // at once: a check in between would find a second drift
 			if name == "ruleset gone" {
 				foreign = l.others(t) // theirs went, too
 			}
@@ -81,7 +79,7 @@ var (
 	counted = regexp.MustCompile(`packets \d+ bytes \d+|\[\d+:\d+\]|(?m)^#.*$`)
 )
 
-// others is what the kernel has been told by others than the nftables mode.
+// others is what the kernel has from others than the nftables mode.
 func (l *proxyLab) others(t *testing.T) string {
 	t.Helper()
 	text := ours.ReplaceAllString(l.run(t, "nft", "-s", "list", "ruleset"), "")

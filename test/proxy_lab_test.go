@@ -195,7 +195,7 @@ func eventually(t *testing.T, limit time.Duration, what string, so func() string
 	}
 }
 
-// synced waits until the proxy that was started last has told the kernel.
+// synced waits until the proxy that was started last has synced.
 func (l *proxyLab) synced(t *testing.T) {
 	t.Helper()
 	eventually(t, 30*time.Second, "the first sync", func() string {
@@ -248,11 +248,11 @@ func (l *proxyLab) wanted(t *testing.T) *plan.Snapshot {
 	return snap
 }
 
-// settled waits until the proxy has told the kernel what the API has, and returns that as a plan.
+// settled waits until the proxy has programmed what the API has, and returns that as a plan.
 func (l *proxyLab) settled(t *testing.T, limit time.Duration) (*plan.Snapshot, time.Duration) {
 	t.Helper()
 	want := l.wanted(t)
-	took := eventually(t, limit, "what the API has is told to the kernel", func() string {
+	took := eventually(t, limit, "the proxy is in sync with the API", func() string {
 		st := l.state()
 		if st == nil {
 			return "the proxy does not answer; it said\n" + l.proxy.Tail()

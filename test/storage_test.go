@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -153,6 +154,15 @@ func TestFullExternalEtcd(t *testing.T) {
 	})
 	if code, answer := who.ask(t, "DELETE", "/api/v1/namespaces/default/configmaps", ""); code != http.StatusOK {
 		t.Fatal(code, answer)
+	}
+	if out, err := harness.Run(context.Background(), nil, harness.Portal(), "storage", "status", "--etcd-servers", etcd); err == nil || !strings.Contains(out, "NOSPACE") {
+		t.Errorf("the status of a full etcd says nothing of it: %v\n%s", err, out)
+	}
+	snapshot := filepath.Join(t.TempDir(), "snapshot")
+	if out, err := harness.Run(context.Background(), nil, harness.Portal(), "storage", "snapshot", snapshot, "--etcd-servers", etcd); err != nil {
+		t.Errorf("a snapshot of a full etcd: %v\n%s", err, out)
+	} else if info, err := os.Stat(snapshot); err != nil || info.Size() == 0 || info.Mode().Perm() != 0o600 {
+		t.Errorf("the snapshot: %v %v", info, err)
 	}
 	out, err := harness.Run(context.Background(), nil, harness.Portal(), "storage", "defrag", "--etcd-servers", etcd)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -157,14 +158,20 @@ func (p *Process) Tail() string {
 // handedOut keeps FreePort from returning the same port twice before callers have bound it.
 var handedOut sync.Map
 
-// FreePort returns a port of loopback that is free at the moment.
+// FreePort returns a port of loopback that is free. It is below those that the kernel gives to clients: a connection of anybody's
+// could take one of these before the caller has bound it, or while a server restarts; a client that tries to reach a server
+// that is away may even be connected to itself.
 func FreePort() int {
+	const first, ports = 20000, 10000 // the kernel begins at 32768, node ports at 30000
 	for {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		port := first + rand.IntN(ports)
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue
+		}
 		if err != nil {
 			panic(err)
 		}
-		port := l.Addr().(*net.TCPAddr).Port
 		_ = l.Close()
 		if _, taken := handedOut.LoadOrStore(port, true); !taken {
 			return port

@@ -1,0 +1,194 @@
+package test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"portal/internal/lab"
+)
+
+// requestLimit is how long one request may take, from its connection to the end of its answer.
+const requestLimit = 5 * time.Second
+
+// requestSource is a machine of a lab that sends requests to addresses in turn, each on a connection of its own.
+type requestSource struct {
+	name      string
+	machine   *lab.Machine
+	addresses []string
+	rate      int // requests a second
+}
+
+// requests are sent all the time, and never twice.
+type requests struct {
+	began time.Time
+	stop  context.CancelFunc
+	done  sync.WaitGroup
+
+	mu       sync.Mutex
+	sent     map[string]int // by source
+	answered map[string]int // by Pod
+	failed   []failedRequest
+	skipped  int
+	slowest  time.Duration
+}
+
+// failedRequest is one without an answer, or with a wrong one.
+type failedRequest struct {
+	at, took        time.Duration // at is since the first request
+	source, address string
+	err             error
+}
+
+func (f failedRequest) String() string {
+	return fmt.Sprintf("%s %s to %s: %v after %s", f.at.Round(time.Millisecond), f.source, f.address, f.err, f.took.Round(time.Millisecond))
+}
+
+// sendRequests sends requests until it is told to stop.
+func sendRequests(t *testing.T, sources ...requestSource) *requests {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	r := &requests{began: time.Now(), stop: cancel, sent: map[string]int{}, answered: map[string]int{}}
+	for _, s := range sources {
+		r.done.Go(func() { r.send(ctx, t, s) })
+	}
+	t.Cleanup(func() {
+		cancel()
+		r.done.Wait()
+	})
+	return r
+}
+
+// send has requests begin at a constant rate, however long others take.
+func (r *requests) send(ctx context.Context, t *testing.T, s requestSource) {
+	jobs := make(chan string)
+	var threads sync.WaitGroup
+	defer threads.Wait()
+	defer close(jobs)
+	for range max(8, s.rate/2) {
+		threads.Go(func() {
+			err := s.machine.Do(func() error { // a thread in the machine's network
+				for address := range jobs {
+					r.one(s.name, address)
+				}
+				return nil
+			})
+			if err != nil && ctx.Err() == nil {
+				t.Errorf("requests from %s: %v", s.name, err)
+			}
+		})
+	}
+	tick := time.NewTicker(time.Second / time.Duration(s.rate))
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		select {
+		case jobs <- s.addresses[n%len(s.addresses)]:
+		default: // all threads are busy
+			r.mu.Lock()
+			r.skipped++
+			r.mu.Unlock()
+		}
+	}
+}
+
+// one sends a request and notes what became of it.
+func (r *requests) one(source, address string) {
+	begin := time.Now()
+	pod, err := ask(address, begin.Add(requestLimit))
+	took := time.Since(begin)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sent[source]++
+	if err != nil {
+		r.failed = append(r.failed, failedRequest{at: begin.Sub(r.began), took: took, source: source, address: address, err: err})
+		return
+	}
+	r.answered[pod]++
+	r.slowest = max(r.slowest, took)
+}
+
+// ask asks a Pod for its name, from the network of the calling thread.
+func ask(address string, deadline time.Time) (string, error) {
+	c, err := (&net.Dialer{Deadline: deadline}).Dial("tcp", address)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(deadline); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: roll\r\nConnection: close\r\n\r\n"); err != nil {
+		return "", fmt.Errorf("from %s: %w", c.LocalAddr(), err)
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return "", fmt.Errorf("from %s: %w", c.LocalAddr(), err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return "", fmt.Errorf("from %s: %w", c.LocalAddr(), err)
+	}
+	if pod := strings.TrimSpace(string(body)); answer.StatusCode == http.StatusOK && pod != "" {
+		return pod, nil
+	}
+	return "", fmt.Errorf("from %s: %s: %q", c.LocalAddr(), answer.Status, body)
+}
+
+// end stops, waits for the last answers and reports what failed.
+func (r *requests) end(t *testing.T) []failedRequest {
+	t.Helper()
+	r.stop()
+	r.done.Wait()
+	t.Logf("%d requests within %s from %v, answered by %d Pods; %d failed, %d were not sent in time; the slowest answer took %s",
+		r.total(), time.Since(r.began).Round(time.Second), r.sent, len(r.answered), len(r.failed), r.skipped, r.slowest.Round(time.Millisecond))
+	return r.failed
+}
+
+func (r *requests) total() (n int) {
+	for _, sent := range r.sent {
+		n += sent
+	}
+	return n
+}
+
+// none fails the test if a request failed.
+func (r *requests) none(t *testing.T) {
+	t.Helper()
+	failed := r.end(t)
+	for i, f := range failed {
+		if i == 20 {
+			t.Errorf("and %d more", len(failed)-i)
+			break
+		}
+		t.Error(f)
+	}
+	// A machine that is busy with other things may be late now and then.
+	if total := r.total(); r.skipped > total/20 {
+		t.Errorf("%d requests could not be sent in time, beside %d that were: that is too little load", r.skipped, total)
+	}
+}
+
+// since is how far the requests have come.
+func (r *requests) since() time.Duration { return time.Since(r.began) }
+
+// pods are those that have answered.
+func (r *requests) pods() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.answered))
+}
