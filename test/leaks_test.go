@@ -2,6 +2,8 @@ package test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"portal/internal/lab"
+	podnetwork "portal/internal/node/network"
 	"portal/test/harness"
 )
 
@@ -102,6 +105,29 @@ spec:
 			t.Errorf("%d Pods have only %d %s: they are not counted", pods, n, kind)
 		}
 	}
+	// One that the agent was killed in the middle of connecting is connected in the end.
+	if err := node.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	uid := string(list()[0].UID)
+	unfinished := filepath.Join(lab.NodeDir(l.Dir, "node1"), "pods", uid, "unfinished")
+	if err := os.WriteFile(unfinished, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := node.Exec(t.Context(), "ip", "link", "delete", podnetwork.HostInterface(uid)); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := node.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 30*time.Second, "the Pod's interface", func() string {
+		out, err := node.Exec(t.Context(), "ip", "link", "show", podnetwork.HostInterface(uid))
+		if _, is := os.Stat(unfinished); err != nil || is == nil || !strings.Contains(out, "state UP") {
+			return fmt.Sprint(out, err)
+		}
+		return ""
+	})
+	until("all Pods again", func() bool { return ready() == pods })
 	remove()
 	restart()
 	until("all Pods to go", func() bool { return len(list()) == 0 })

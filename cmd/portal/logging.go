@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -57,14 +58,25 @@ func (l *logOptions) setup(ctx context.Context, out io.Writer, level slog.Level)
 	zap.ReplaceGlobals(zap.New(zapCore{handler}))
 	utilruntime.ErrorHandlers[0] = func(part context.Context, err error, msg string, keysAndValues ...any) {
 		log := klog.FromContext(part)
-		if ctx.Err() != nil || part.Err() != nil && errors.Is(err, context.Canceled) {
-			// These are errors after which a part tries again. A part that stops does not, and nothing is wrong.
+		if ctx.Err() != nil || part.Err() != nil && errors.Is(err, context.Canceled) || unread(part, err, msg) {
+			// These are errors after which a part tries again. A part that stops does not, and nothing is wrong. Nor is
+			// it when a client leaves before it has its answer.
 			log.V(1).Info(msg, append(keysAndValues, "err", err)...)
 			return
 		}
 		log.Error(err, msg, keysAndValues...)
 	}
 	return log, nil
+}
+
+// unread says whether an error is the API server's that a request ended before its answer was written, and no more than that. When time
+// was up the answer was another, and is logged as such.
+func unread(part context.Context, err error, msg string) bool {
+	if err == nil {
+		return abandoned[msg] && errors.Is(part.Err(), context.Canceled)
+	}
+	text := err.Error()
+	return strings.HasPrefix(text, "apiserver ") && (strings.HasSuffix(text, ": "+http.ErrHandlerTimeout.Error()) || endsCanceled(text))
 }
 
 // unhelpful are errors of libraries that name neither the object nor the key. Whoever hit them gets an error that does.

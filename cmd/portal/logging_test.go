@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -108,6 +109,27 @@ func TestStoppedIsNoError(t *testing.T) {
 	klog.ErrorS(errors.New("reason"), "fourth")
 	if !strings.Contains(out.String(), "fourth") {
 		t.Error("an error while the process stops is not logged")
+	}
+}
+
+// TestClientThatLeft: a request whose client has left is no error of the server, but one whose time was up is.
+func TestClientThatLeft(t *testing.T) {
+	out := logTo(t, t.Context(), logOptions{}, slog.LevelInfo)
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	utilruntime.HandleError(fmt.Errorf("apiserver was unable to write a application/json response: %w", http.ErrHandlerTimeout))
+	utilruntime.HandleError(fmt.Errorf("apiserver received an error that is not an metav1.Status: %#+v: %v", context.Canceled, context.Canceled))
+	utilruntime.HandleErrorWithContext(left, nil, "Post-timeout activity", "path", "/api")
+	utilruntime.HandleErrorWithContext(left, nil, "Timeout or abort while handling", "URI", "/api")
+	if out.Len() > 0 {
+		t.Errorf("logged: %s", out)
+	}
+	late, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	utilruntime.HandleErrorWithContext(late, nil, "Timeout or abort while handling", "URI", "/api")
+	utilruntime.HandleError(errors.New("apiserver was unable to write a application/json response: disk is full"))
+	if s := out.String(); !strings.Contains(s, "Timeout or abort") || !strings.Contains(s, "disk is full") {
+		t.Errorf("logged: %s", s)
 	}
 }
 

@@ -265,6 +265,7 @@ func (a *Agent) adopt(ctx context.Context) error {
 	}
 	for _, p := range pods {
 		if known[p.UID] {
+			a.undo(ctx, p)
 			a.found[types.UID(p.UID)] = p
 			a.reclaim(objects[p.UID], p)
 			continue
@@ -279,6 +280,18 @@ func (a *Agent) adopt(ctx context.Context) error {
 		a.Log.Warn("the network of Pods that are gone could not be removed", "node", a.Name, "err", err)
 	}
 	return nil
+}
+
+// undo ends a sandbox that an earlier agent began and did not finish: it has no containers yet, and may have no network. Its worker makes
+// another.
+func (a *Agent) undo(ctx context.Context, p *runtime.Pod) {
+	if !p.Unfinished {
+		return
+	}
+	if err := p.Stop(ctx); err != nil {
+		a.Log.Warn("a Pod's unfinished sandbox could not be stopped", "uid", p.UID, "err", err)
+	}
+	p.PID = 0
 }
 
 // reclaim gives a Pod that is found its ports of the node again, before others ask for them.

@@ -92,6 +92,9 @@ func (a *Agent) sandbox(ctx context.Context, pod *corev1.Pod, from func([]netip.
 	if err == nil {
 		err = a.makeVolumes(ctx, pod, sandbox, from(addrs))
 	}
+	if err == nil {
+		err = sandbox.Finish()
+	}
 	if err != nil {
 		return nil, nil, errors.Join(err, sandbox.Stop(context.WithoutCancel(ctx)))
 	}

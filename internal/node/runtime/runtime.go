@@ -97,7 +97,11 @@ type SandboxConfig struct {
 	Meta json.RawMessage
 }
 
-const metaFile = "meta.json"
+const (
+	metaFile = "meta.json"
+	// unfinishedFile is there from a sandbox's creation until its caller has done the rest.
+	unfinishedFile = "unfinished"
+)
 
 // Pod is a Pod's folder and, if it lives, its shim.
 type Pod struct {
@@ -107,13 +111,16 @@ type Pod struct {
 	Meta    json.RawMessage
 	Sandbox shim.Sandbox
 	PID     int // of the shim when this was read; 0: it was gone
+	// Unfinished is a sandbox whose caller ended before Finish: it may lack its network or its volumes.
+	Unfinished bool
 }
 
 func (r *Runtime) dir(uid string) string { return filepath.Join(r.Dir, uid) }
 
 func (r *Runtime) group(uid string) string { return "pod" + uid }
 
-// Create makes a Pod's namespaces and starts its shim. What an earlier sandbox of it recorded stays.
+// Create makes a Pod's namespaces and starts its shim. What an earlier sandbox of it recorded stays. When the caller has connected it and
+// made its volumes, it calls Finish.
 func (r *Runtime) Create(ctx context.Context, uid string, config SandboxConfig) (*Pod, error) {
 	if strings.Trim(uid, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" || uid == "" {
 		return nil, fmt.Errorf("the Pod's UID %q can't be a folder's name", uid)
@@ -125,6 +132,9 @@ func (r *Runtime) Create(ctx context.Context, uid string, config SandboxConfig) 
 	}
 	// What is left of an earlier one must not be in the way.
 	p.end(ctx)
+	if err := os.WriteFile(filepath.Join(p.Dir, unfinishedFile), nil, 0o600); err != nil {
+		return nil, err
+	}
 	for name, v := range map[string]any{shim.SandboxFile: config.Sandbox, metaFile: config.Meta} {
 		if err := writeJSON(filepath.Join(p.Dir, name), v); err != nil {
 			return nil, err
@@ -140,6 +150,9 @@ func (r *Runtime) Create(ctx context.Context, uid string, config SandboxConfig) 
 	}
 	return p, nil
 }
+
+// Finish records that the sandbox has all that its containers need.
+func (p *Pod) Finish() error { return os.Remove(filepath.Join(p.Dir, unfinishedFile)) }
 
 // launch starts the shim in new namespaces.
 func (p *Pod) launch(config SandboxConfig) error {
@@ -233,6 +246,9 @@ func (r *Runtime) open(uid string) *Pod {
 	}
 	if data, err := os.ReadFile(filepath.Join(p.Dir, shim.SandboxFile)); err == nil {
 		_ = json.Unmarshal(data, &p.Sandbox)
+	}
+	if _, err := os.Stat(filepath.Join(p.Dir, unfinishedFile)); err == nil {
+		p.Unfinished = true
 	}
 	p.PID = p.alive()
 	return p
