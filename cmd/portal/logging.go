@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/klog/v2"
 )
@@ -82,8 +84,8 @@ func unread(part context.Context, err error, msg string) bool {
 // unhelpful are errors of libraries that name neither the object nor the key. Whoever hit them gets an error that does.
 var unhelpful = map[string]bool{"failed to decrypt data": true, "failed to encrypt data": true}
 
-// stopAware drops errors of requests that were cancelled because the process stops, and, unless details were asked for,
-// unhelpful ones.
+// stopAware drops errors of requests that were cut off because the process stops, and, unless details were asked for, unhelpful
+// ones.
 type stopAware struct {
 	slog.Handler
 	stop context.Context
@@ -94,10 +96,10 @@ func (h stopAware) Handle(ctx context.Context, r slog.Record) error {
 		return nil
 	}
 	if h.stop.Err() != nil {
-		canceled := r.Level >= slog.LevelError && (abandoned[r.Message] || endsCanceled(r.Message))
+		canceled := r.Level >= slog.LevelError && (abandoned[r.Message] || cutOff(r.Message))
 		r.Attrs(func(a slog.Attr) bool {
 			err, _ := a.Value.Any().(error)
-			canceled = canceled || err != nil && (errors.Is(err, context.Canceled) || endsCanceled(err.Error()))
+			canceled = canceled || err != nil && cutOff(err.Error())
 			return !canceled
 		})
 		if canceled {
@@ -112,6 +114,17 @@ var abandoned = map[string]bool{"Timeout or abort while handling": true, "Post-t
 
 // endsCanceled says whether a text ends with a cancelled request's error: some libraries write it into theirs.
 func endsCanceled(text string) bool { return strings.HasSuffix(text, ": "+context.Canceled.Error()) }
+
+// cutOff says whether a text has the error of a request that can't end well any more while the process stops: it was cancelled, or the
+// server that it asks, which may be this process', is gone.
+func cutOff(text string) bool {
+	for _, part := range []string{context.Canceled.Error(), unix.ECONNREFUSED.Error(), net.ErrClosed.Error(), io.ErrUnexpectedEOF.Error()} {
+		if strings.Contains(text, part) {
+			return true
+		}
+	}
+	return false
+}
 
 func (h stopAware) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return stopAware{h.Handler.WithAttrs(attrs), h.stop}

@@ -101,6 +101,7 @@ func TestStoppedIsNoError(t *testing.T) {
 	klog.ErrorS(canceled, "Error retrieving lease lock")
 	klog.Errorf("could not sync: %v", canceled)
 	klog.ErrorS(fmt.Errorf("not a Status: %v", canceled), "Unhandled Error")
+	klog.Error([]error{errors.New("dial tcp 127.0.0.1:6443: connect: connection refused")})
 	klog.ErrorS(nil, "Timeout or abort while handling", "URI", "/api")
 	utilruntime.HandleError(errors.New("http: Handler timeout"))
 	if out.Len() > 0 {
