@@ -68,7 +68,7 @@ func aPod(name, account string) *corev1.Pod {
 func within(t *testing.T, what string, check func() error) {
 	t.Helper()
 	var err error
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if err = check(); err == nil {
 			return
 		}

@@ -226,7 +226,6 @@ func TestNodeImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer watch.Stop()
-	begin = time.Now()
 	m.kubectl(t, "", "delete", "pod", "web", "--wait=false")
 	quit := false
 	for e := range watch.ResultChan() {
@@ -239,8 +238,8 @@ func TestNodeImages(t *testing.T) {
 			break
 		}
 	}
-	if !quit || time.Since(begin) > 8*time.Second {
-		t.Errorf("ended by SIGQUIT: %v, in %s", quit, time.Since(begin))
+	if !quit {
+		t.Error("SIGQUIT, the image's own signal, did not end it")
 	}
 	m.kubectl(t, "", "delete", "pod", "--all")
 	m.nothingLeft(t)

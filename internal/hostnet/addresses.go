@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -155,66 +154,12 @@ func candidate(a *netlink.Addr) (netip.Addr, bool) {
 	return addr, ok && addr.IsGlobalUnicast() && !temporary
 }
 
-// Changes receives when addresses or default routes may have changed, until the context ends. Should the kernel lose
-// notices (it says so when too many come at once), that is taken for a change. The first receipt needs none: addresses that
-// were listed before the kernel sends notices may be out of date.
-func (i Interfaces) Changes(ctx context.Context) <-chan struct{} {
-	out := make(chan struct{}, 1)
-	go func() {
-		for ctx.Err() == nil {
-			i.follow(ctx, out)
-			notify(out)
-			select {
-			case <-ctx.Done():
-			case <-time.After(time.Second):
-			}
-		}
-	}()
-	return out
+// Changes receives when addresses or default routes may have changed, until the context ends: see Watch.
+func (Interfaces) Changes(ctx context.Context) <-chan struct{} {
+	return Watch(ctx, ofAddresses)
 }
 
-func (Interfaces) follow(ctx context.Context, out chan<- struct{}) {
-	addrs, addrsDone := make(chan netlink.AddrUpdate, 16), make(chan struct{})
-	if err := netlink.AddrSubscribe(addrs, addrsDone); err != nil {
-		return
-	}
-	defer drain(addrs, addrsDone)
-	routes, routesDone := make(chan netlink.RouteUpdate, 16), make(chan struct{})
-	if err := netlink.RouteSubscribe(routes, routesDone); err != nil {
-		return
-	}
-	defer drain(routes, routesDone)
-	notify(out) // nobody was told of what changed until now
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case _, open := <-addrs:
-			if !open {
-				return
-			}
-			notify(out)
-		case u, open := <-routes:
-			if !open {
-				return
-			}
-			if isDefault(&u.Route) {
-				notify(out)
-			}
-		}
-	}
-}
-
-// drain ends a subscription, which must not be stuck with a last notice.
-func drain[T any](updates <-chan T, done chan struct{}) {
-	close(done)
-	for range updates {
-	}
-}
-
-func notify(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+var ofAddresses = Interest{
+	Address: func(netlink.AddrUpdate) bool { return true },
+	Route:   func(u netlink.RouteUpdate) bool { return isDefault(&u.Route) },
 }

@@ -130,7 +130,7 @@ func TestChanges(t *testing.T) {
 				}
 			}
 		}()
-		Interfaces{}.follow(ctx, out) // in this thread, which is in the namespace
+		ofAddresses.Follow(ctx, out) // in this thread, which is in the namespace
 		_ = changes.Wait()
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"portal/internal/restarts"
 )
 
 // Run is one run of a container: a restart begins another one.
@@ -387,14 +389,14 @@ func (s *step) finished() bool {
 	spec := s.spec()
 	for i := range spec.InitContainers {
 		c := &spec.InitContainers[i]
-		if r := s.last[c.Name]; r != nil && !sidecar(c) && r.ended() && r.ExitCode != 0 && !restarts(c, spec, r.ExitCode) && !s.initialized() {
+		if r := s.last[c.Name]; r != nil && !sidecar(c) && r.ended() && r.ExitCode != 0 && !restarts.After(c, spec, r.ExitCode) && !s.initialized() {
 			return true
 		}
 	}
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
 		r := s.last[c.Name]
-		if r == nil || !r.ended() || restarts(c, spec, r.ExitCode) {
+		if r == nil || !r.ended() || restarts.After(c, spec, r.ExitCode) {
 			return false
 		}
 	}
@@ -408,28 +410,4 @@ func (s *step) initialized() bool {
 
 func sidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-}
-
-// restarts says whether a container starts again after it ended with code: by its rules, by its policy, by the Pod's.
-func restarts(c *corev1.Container, spec *corev1.PodSpec, code int32) bool {
-	policy := string(spec.RestartPolicy)
-	if c.RestartPolicy != nil {
-		policy = string(*c.RestartPolicy)
-		for _, rule := range c.RestartPolicyRules {
-			if rule.ExitCodes == nil {
-				continue
-			}
-			listed := slices.Contains(rule.ExitCodes.Values, code)
-			if listed == (rule.ExitCodes.Operator == corev1.ContainerRestartRuleOnExitCodesOpIn) {
-				return true
-			}
-		}
-	}
-	switch policy {
-	case string(corev1.RestartPolicyNever):
-		return false
-	case string(corev1.RestartPolicyOnFailure):
-		return code != 0
-	}
-	return true
 }

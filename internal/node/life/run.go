@@ -6,6 +6,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"portal/internal/restarts"
 )
 
 // run brings the Pod nearer to what its spec says: a sandbox, the init containers in order, then all others.
@@ -70,7 +72,7 @@ func (s *step) again(c *corev1.Container, init bool, r *Run) bool {
 	if init && !sidecar(c) && r.succeeded() {
 		return false
 	}
-	return restarts(c, s.spec(), r.ExitCode)
+	return restarts.After(c, s.spec(), r.ExitCode)
 }
 
 // restart starts a container again, after its back-off.

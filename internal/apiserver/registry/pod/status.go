@@ -11,6 +11,7 @@ import (
 	utilnet "k8s.io/utils/net"
 
 	"portal/internal/apiserver/registry/rules"
+	"portal/internal/restarts"
 )
 
 // validateStatus validates what a node reports.
@@ -73,7 +74,7 @@ func validateEnded(at *field.Path, now, was []corev1.ContainerStatus, spec *core
 			continue
 		}
 		k := slices.IndexFunc(list, func(c corev1.Container) bool { return c.Name == old.Name })
-		if k < 0 || !restarts(&list[k], spec, old.State.Terminated.ExitCode) {
+		if k < 0 || !restarts.After(&list[k], spec, old.State.Terminated.ExitCode) {
 			errs = append(errs, field.Forbidden(at.Index(i).Child("state"), "ended, and its restart policy says that it is not started again"))
 		}
 	}
@@ -90,30 +91,6 @@ func restartsAll(spec *corev1.PodSpec) bool {
 		}
 	}
 	return false
-}
-
-// restarts says whether a container starts again after it ended with code: by its rules, by its policy, by the Pod's.
-func restarts(c *corev1.Container, spec *corev1.PodSpec, code int32) bool {
-	policy := string(spec.RestartPolicy)
-	if c.RestartPolicy != nil {
-		policy = string(*c.RestartPolicy)
-		for _, rule := range c.RestartPolicyRules {
-			if rule.ExitCodes == nil {
-				continue
-			}
-			listed := slices.Contains(rule.ExitCodes.Values, code)
-			if listed == (rule.ExitCodes.Operator == corev1.ContainerRestartRuleOnExitCodesOpIn) {
-				return true
-			}
-		}
-	}
-	switch policy {
-	case string(corev1.RestartPolicyNever):
-		return false
-	case string(corev1.RestartPolicyOnFailure):
-		return code != 0
-	}
-	return true
 }
 
 func validateClaimStatuses(statuses []corev1.PodResourceClaimStatus, claims []corev1.PodResourceClaim) field.ErrorList {

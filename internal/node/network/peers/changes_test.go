@@ -32,7 +32,7 @@ func TestChanges(t *testing.T) {
 			t.Error(err)
 		}
 		made <- ns
-		follow(ctx, out)
+		interest.Follow(ctx, out)
 	}()
 	ns := <-made
 	defer ns.Close()
@@ -46,7 +46,7 @@ func TestChanges(t *testing.T) {
 		select {
 		case <-out:
 			return true
-		case <-time.After(2 * time.Second):
+		case <-time.After(30 * time.Second):
 			return false
 		}
 	}
