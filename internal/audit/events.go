@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// told is how many findings of one audit are told one by one: an etcd that was restored from the wrong file may have
+// told is how many findings of one audit are reported one by one: an etcd that was restored from the wrong file may have
 // tens of thousands, and the first hundred say so.
 const told = 100
 

@@ -60,7 +60,7 @@ func natPorts(ports []network.Port, addrs []netip.Addr, link string) (out []nat.
 }
 
 // portClaims are the node's ports that Pods have, also those in the node's own network: no two have the same. The scheduler sees to
-// that; who binds Pods without it is told here.
+// that; Pods that were bound without it are refused here.
 type portClaims struct {
 	mu   sync.Mutex
 	pods map[types.UID]portClaim

@@ -135,7 +135,7 @@ func (w *worker) abandonPulls() {
 	}
 }
 
-// pullCredentials are those of the Pod's imagePullSecrets. One that is missing is told, and not needed for what is public.
+// pullCredentials are those of the Pod's imagePullSecrets. One that is missing is an Event, and not needed for what is public.
 func (w *worker) pullCredentials(ctx context.Context, pod *corev1.Pod) (out image.Credentials) {
 	objects := w.agent.objects(ctx, pod.Namespace)
 	var failed []string

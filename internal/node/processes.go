@@ -9,7 +9,7 @@ import (
 const (
 	// processInterval is how often it is looked at whether Pods could not start processes.
 	processInterval = 5 * time.Second
-	// processAgain is after which time a Pod that still can't is told of again.
+	// processAgain is after which time a Pod that still can't is reported again.
 	processAgain = 5 * time.Minute
 )
 

@@ -141,7 +141,7 @@ func (c *Controller) create(ctx context.Context) error {
 	return err
 }
 
-// Endpoints are the slices of kube-dns for nodes that serve names. Each node is told to prefer its own server; one that has none
+// Endpoints are the slices of kube-dns for nodes that serve names. Each node prefers its own server; one that has none
 // uses all of them.
 func Endpoints(nodes []*corev1.Node) []*discoveryv1.EndpointSlice {
 	nodes = slices.Clone(nodes)

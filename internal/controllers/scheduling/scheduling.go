@@ -270,7 +270,7 @@ func (c *Controller) bind(ctx context.Context, pod *corev1.Pod, node string) {
 	c.Recorder.Eventf(pod, corev1.EventTypeWarning, "FailedScheduling", "The Pod could not be bound to node %s: %v", node, err)
 }
 
-// done is told how a binding ended.
+// done records how a binding ended.
 func (c *Controller) done(pod *corev1.Pod, bound bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -294,7 +294,7 @@ func (c *Controller) refuse(ctx context.Context, pod *corev1.Pod, unfit error) {
 	}
 	for _, known := range pod.Status.Conditions {
 		if known.Type == corev1.PodScheduled && known.Status == corev1.ConditionFalse && known.Message == unfit.Error() {
-			return // it was told already
+			return // it was reported already
 		}
 	}
 	c.Recorder.Event(pod, corev1.EventTypeWarning, "FailedScheduling", unfit.Error())

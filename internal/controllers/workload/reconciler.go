@@ -32,7 +32,7 @@ type Owners[O metav1.Object] struct {
 	Selector func(O) *metav1.LabelSelector
 	// Ignore, if not nil, says which owners are left alone.
 	Ignore func(O) bool
-	// Gone, if not nil, is told of owners that don't exist, or are ignored.
+	// Gone, if not nil, is called for owners that don't exist, or are ignored.
 	Gone func(queue.Key)
 }
 

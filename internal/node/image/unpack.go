@@ -53,7 +53,7 @@ type Unpacked struct {
 	Dropped int
 }
 
-// How a layer says that something of the layers below is gone, and how overlayfs is told.
+// How a layer says that something of the layers below is gone, and how overlayfs wants it.
 const (
 	whiteout       = ".wh."
 	whiteoutMeta   = ".wh..wh."

@@ -27,7 +27,7 @@ type BridgeOptions struct {
 	Dir    string
 	Bridge string
 	CIDRs  []netip.Prefix // at most one of each family
-	// Unguarded is told if the kernel can't keep Pods to their addresses, and why.
+	// Unguarded is called if the kernel can't keep Pods to their addresses, with the reason.
 	Unguarded func(error)
 }
 
@@ -106,7 +106,7 @@ func (n *Bridge) Setup() error {
 	return netlink.LinkSetUp(link)
 }
 
-// keepToAddresses has Pods use their own addresses and no others. A kernel that can't is told of.
+// keepToAddresses has Pods use their own addresses and no others. A kernel that can't is reported.
 func (n *Bridge) keepToAddresses() error {
 	err := n.guard.Sync(func() (guard.Allowed, error) {
 		all, err := n.addresses.all()

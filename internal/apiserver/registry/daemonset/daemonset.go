@@ -99,7 +99,7 @@ func validateUpdate(_ context.Context, set, old *appsv1.DaemonSet) field.ErrorLi
 func validateSpec(spec *appsv1.DaemonSetSpec) field.ErrorList {
 	at := workload.At
 	var errs field.ErrorList
-	if spec.Selector != nil { // without one no template is selected, which is told below
+	if spec.Selector != nil { // without one no template is selected, which is an error below
 		errs = workload.ValidateSelector(at.Child("selector"), spec.Selector)
 	}
 	errs = append(errs, workload.ValidateSelected(at.Child("template"), &spec.Template, spec.Selector)...)

@@ -254,7 +254,7 @@ func (c *choice) TakeNodePort(port int32) error {
 	return c.checkFree(portKey(uint16(port)))
 }
 
-// checkFree asks the store for requests that will not write: the others are told by the transaction.
+// checkFree asks the store for requests that will not write: the others learn it from the transaction.
 func (c *choice) checkFree(key string) error {
 	if !c.trial {
 		return nil

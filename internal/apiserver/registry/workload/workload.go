@@ -173,7 +173,7 @@ func Warnings(ctx context.Context, now, before *corev1.PodTemplateSpec) []string
 	return pod.TemplateWarnings(ctx, At.Child("template"), now)
 }
 
-// NameWarning is told of a name that host names can't be made of.
+// NameWarning is for a name that host names can't be made of.
 func NameWarning(obj metav1.Object) []string {
 	if len(validation.IsDNS1123Label(obj.GetName())) == 0 {
 		return nil

@@ -147,7 +147,7 @@ func (n *NAT) Remove() error {
 }
 
 // localnet lets processes of the node reach hostPorts at 127.0.0.1: the kernel sends such packets to a Pod, and takes the answers from the
-// bridge, only if it is told to. The same setting lets packets for 127.0.0.1 in from the bridge, which the table drops.
+// bridge, only if this setting says so. The same setting lets packets for 127.0.0.1 in from the bridge, which the table drops.
 func localnet(s *State) error {
 	if s.Bridge == "" {
 		return nil

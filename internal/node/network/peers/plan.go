@@ -54,7 +54,7 @@ type Kind int
 
 // The kinds.
 const (
-	Unreachable Kind = iota // the sender is told
+	Unreachable Kind = iota // the sender gets an error
 	Direct                  // by the node itself, on a shared link
 	Tunnelled
 )

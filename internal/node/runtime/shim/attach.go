@@ -194,7 +194,7 @@ func (r *reader) end() {
 	notify(r.room)
 }
 
-// tooSlow is what one who was cut off is told.
+// tooSlow is the error of a client that was cut off.
 const tooSlow = "the container's output was not read fast enough, and the connection to it was ended: the log has all of it"
 
 // serveAttach connects to a container's streams until the connection is closed.

@@ -324,7 +324,7 @@ func (s *shim) handle(c *conn, r *Request, files []*os.File) {
 	}
 }
 
-// maxError is the most of an error that is told: it may quote what a Pod says, which can be anything.
+// maxError is how much of an error is passed on: it may quote what a Pod says, which can be anything.
 const maxError = 1 << 10
 
 func short(err error) string {

@@ -7,7 +7,7 @@ import (
 )
 
 // The settings of the kernel that a Pod may choose: each belongs to one namespace and can't be used against others. They are those that
-// kubelets allow unless they are told otherwise.
+// kubelets allow unless configured otherwise.
 var (
 	ipcSysctls     = []string{"kernel.shm_rmid_forced"}
 	networkSysctls = []string{
