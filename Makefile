@@ -12,6 +12,7 @@ export GOFLAGS := -tags=fieldsv1string
 PEER := env CGO_ENABLED=0 GOFLAGS=
 BIN := .cache/bin
 PEERS := .cache/peers
+E2E := .cache/e2e
 CONTAINERD := $(addprefix $(PEERS)/,containerd containerd-shim-runc-v2 ctr)
 KUBEFLAGS := -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
 LDFLAGS := -s -w -X main.version=$(VERSION) $(KUBEFLAGS)
@@ -36,7 +37,7 @@ build: ## build the binary
 .PHONY: test
 test: build $(PEERS)/etcd ## run every test; without root, those that need no root
 	@hack/need python3 ip kubectl dig unbound musl-gcc nft iptables conntrack curl
-	@[ "$$(id -u)" -ne 0 ] || $(MAKE) --no-print-directory vm
+	@[ "$$(id -u)" -ne 0 ] || $(MAKE) --no-print-directory vm $(E2E)/e2e.test $(E2E)/images.yaml
 	go vet ./...
 	go test -timeout 45m ./...
 
@@ -49,30 +50,32 @@ test-peers: build peers $(CONTAINERD) $(PEERS)/kube-apiserver-1.30 ## run the re
 	@hack/need ip nft busybox unshare curl runc /usr/lib/cni/ptp
 	GOFLAGS=-tags=fieldsv1string,peers go test -count=1 -v -run Peers -timeout 30m ./test/...
 
-E2E := .cache/e2e
 .PHONY: test-e2e-api
 test-e2e-api: build $(E2E)/e2e.test ## run Kubernetes' conformance tests that start no container against Portal: see test/e2e/README.md (20 minutes the first time)
 	GOFLAGS=-tags=fieldsv1string,e2e go test -count=1 -v -run 'Complete|Conformance' -timeout 60m ./test/e2e
 
 E2E_MODES ?= nftables,iptables,userspace
 .PHONY: test-e2e
-test-e2e: build $(E2E)/e2e.test $(E2E)/images.yaml ## run Kubernetes' end-to-end tests that start Pods in a lab of 3 nodes, in turn with each mode of the proxy (E2E_MODES=nftables,iptables,userspace; hours): see test/e2e/README.md
+test-e2e: build $(E2E)/e2e.test $(PEERS)/coredns ## run Kubernetes' end-to-end tests that start Pods in a lab of 3 nodes, in turn with each mode of the proxy (E2E_MODES=nftables,iptables,userspace; hours): see test/e2e/README.md
 	@hack/need ip nft iptables conntrack
+	@$(MAKE) --no-print-directory $(E2E)/images.yaml
 	GOFLAGS=-tags=fieldsv1string,e2e go test -count=1 -v -run 'Complete|Lab' -timeout 6h ./test/e2e -e2e.modes=$(E2E_MODES)
 
 E2E_PROGRAMS := agnhost nonewprivs regression-issue-74839
-$(E2E)/images.yaml: test/e2e/suite/go.mod test/e2e/pause/main.go hack/e2e-images $(PEERS)/coredns
+# The image of agnhost has coredns if that is built: a few tests of `make test-e2e` need it.
+$(E2E)/images.yaml: test/e2e/suite/go.mod test/e2e/pause/main.go hack/e2e-images $(wildcard $(PEERS)/coredns)
 	@hack/need go
 	@mkdir -p $(E2E)
 	@echo "building the programs of the tests' images (this takes minutes)"
-	@cd test/e2e/suite && $(PEER) go build -ldflags "-s -w" -o ../../../$(E2E)/ $(E2E_PROGRAMS:%=k8s.io/kubernetes/test/images/%)
+	@cd test/e2e/suite && go build -ldflags "-s -w" -o ../../../$(E2E)/ $(E2E_PROGRAMS:%=k8s.io/kubernetes/test/images/%)
 	@go build -ldflags "-s -w" -o $(E2E)/pause ./test/e2e/pause
-	@hack/e2e-images $(E2E) "$$(cd test/e2e/suite && $(PEER) go list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images"
+	@hack/e2e-images $(E2E) "$$(cd test/e2e/suite && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images"
 
+# It is built as Portal is, so that the two share most of their compiled packages.
 $(E2E)/e2e.test: test/e2e/suite/go.mod
 	@hack/need go
 	@echo "building $@ (this takes minutes)"
-	@cd test/e2e/suite && $(PEER) go test -c -ldflags "-s -w $(KUBEFLAGS)" -o ../../../$@ k8s.io/kubernetes/test/e2e
+	@cd test/e2e/suite && go test -c -ldflags "-s -w $(KUBEFLAGS)" -o ../../../$@ k8s.io/kubernetes/test/e2e
 
 .PHONY: vm
 vm: ## fetch the kernel of the virtual machine for IPVS and SCTP

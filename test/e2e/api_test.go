@@ -7,11 +7,48 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
 	"portal/test/harness"
 )
+
+// TestComplete demands that tests.txt has every test about the network, every conformance test of four other groups, and no other.
+func TestComplete(t *testing.T) {
+	out, err := harness.Run(t.Context(), nil, suite(), "--list-tests")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := tests()
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := map[string]bool{}
+	for _, one := range all {
+		here[one.name] = true
+	}
+	ours := regexp.MustCompile(`^\[sig-network\]|^\[sig-(api-machinery|apps|auth|node)\].*\[Conformance\]`)
+	found := 0
+	for line := range strings.Lines(out) {
+		_, name, ok := strings.Cut(strings.TrimSpace(line), ": ") // a file and line, and the name
+		if !ok || !strings.HasPrefix(name, "[sig-") {
+			continue
+		}
+		found++
+		if ours.MatchString(name) && !here[name] {
+			t.Errorf("tests.txt lacks %s", name)
+		}
+		delete(here, name)
+	}
+	if found == 0 {
+		t.Error("the suite lists no test")
+	}
+	for name := range here {
+		t.Errorf("tests.txt has a test that Kubernetes has not: %s", name)
+	}
+}
 
 // TestConformance runs every test that starts no container against `portal server` with its controllers, each in a process of its own.
 func TestConformance(t *testing.T) {
