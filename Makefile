@@ -39,7 +39,7 @@ test: build $(PEERS)/etcd ## run every test; without root, those that need no ro
 	@hack/need python3 ip kubectl dig unbound musl-gcc nft iptables conntrack curl
 	@[ "$$(id -u)" -ne 0 ] || $(MAKE) --no-print-directory vm $(E2E)/e2e.test $(E2E)/images.yaml
 	go vet ./...
-	go test -timeout 45m ./...
+	go test -vet=off -timeout 45m ./...
 
 .PHONY: race
 race: build $(PEERS)/etcd ## run the tests of every package with the race detector
@@ -75,7 +75,7 @@ $(E2E)/images.yaml: test/e2e/suite/go.mod test/e2e/pause/main.go hack/e2e-images
 $(E2E)/e2e.test: test/e2e/suite/go.mod
 	@hack/need go
 	@echo "building $@ (this takes minutes)"
-	@cd test/e2e/suite && go test -c -ldflags "-s -w $(KUBEFLAGS)" -o ../../../$@ k8s.io/kubernetes/test/e2e
+	@cd test/e2e/suite && go test -c -vet=off -ldflags "-s -w $(KUBEFLAGS)" -o ../../../$@ k8s.io/kubernetes/test/e2e
 
 .PHONY: vm
 vm: ## fetch the kernel of the virtual machine for IPVS and SCTP
