@@ -72,7 +72,7 @@ func (s *Snapshot) Set(key intent.Key, next *Service) {
 		s.serving = s.serving || !slices.EqualFunc(old.Serving, next.Serving, Serving.equal)
 		keep(old, next)
 		for _, f := range old.Frontends {
-			if _, still := next.frontend(f.FrontendKey); !still {
+			if next.Frontend(f.FrontendKey) == nil {
 				s.claim(f.FrontendKey, key, nil)
 			}
 		}
@@ -179,13 +179,16 @@ func (s *Service) Endpoints() (out []netip.AddrPort) {
 	return slices.Compact(out)
 }
 
-// frontend finds a frontend by binary search.
-func (s *Service) frontend(k FrontendKey) (*Frontend, bool) {
+// Frontend finds a frontend; nil: there is none.
+func (s *Service) Frontend(k FrontendKey) *Frontend {
+	if s == nil {
+		return nil
+	}
 	i, found := slices.BinarySearchFunc(s.Frontends, k, func(f *Frontend, k FrontendKey) int { return f.FrontendKey.Compare(k) })
 	if !found {
-		return nil, false
+		return nil
 	}
-	return s.Frontends[i], true
+	return s.Frontends[i]
 }
 
 // keep puts into next those frontends and pools of old that are equal, so that pointers tell what has changed.
@@ -204,7 +207,7 @@ func keep(old, next *Service) {
 				*p = sameIn(pools, *p)
 			}
 		}
-		if was, ok := old.frontend(f.FrontendKey); ok && f.Equal(was) {
+		if was := old.Frontend(f.FrontendKey); f.Equal(was) {
 			next.Frontends[i] = was
 		}
 	}

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"portal/internal/intent"
@@ -83,6 +84,26 @@ func (f *Frontend) Rejected() bool {
 		}
 	}
 	return true
+}
+
+// Forwards says whether packets of some origin are forwarded.
+func (f *Frontend) Forwards() bool {
+	return slices.ContainsFunc(f.Routes[:], func(r Route) bool { return r.Verdict == Forward })
+}
+
+// LeadsTo says whether packets of some origin are forwarded to an endpoint.
+func (f *Frontend) LeadsTo(endpoint netip.AddrPort) bool {
+	var last *Pool
+	for _, r := range f.Routes {
+		if r.Pool == nil || r.Pool == last {
+			continue
+		}
+		last = r.Pool
+		if _, found := slices.BinarySearchFunc(r.Pool.Endpoints, endpoint, func(e Endpoint, at netip.AddrPort) int { return e.Addr.Compare(at) }); found {
+			return true
+		}
+	}
+	return false
 }
 
 // Route is what becomes of packets of one origin.

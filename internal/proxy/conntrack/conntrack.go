@@ -1,6 +1,8 @@
-// Package conntrack ends flows that the kernel remembers although they lead nowhere any more: UDP and SCTP have no end
-// that the kernel could see, and a client that keeps sending would keep reaching an endpoint that is gone. It follows
-// what has been acknowledged, works on its own time, and never flushes: a flow that still leads somewhere is left alone.
+// Package conntrack ends flows that the kernel remembers although they lead nowhere any more. UDP and SCTP have no end
+// that the kernel could see, and a client that keeps sending would keep reaching an endpoint that is gone. A TCP connection
+// that was answered is left to those who have it; one that nobody has answered, because its endpoint is dead, is remembered for
+// two minutes, and takes along every SYN that its client sends from that port. The package follows what has been acknowledged,
+// works on its own time, and never flushes: a flow that still leads somewhere is left alone.
 package conntrack
 
 import (
@@ -23,9 +25,10 @@ type Flow struct {
 	Dst, From netip.AddrPort
 }
 
-// Table is the kernel's table of flows. Delete ends those of a family that match, and says how many they were.
+// Table is the kernel's table of flows. Delete ends those of a family and a protocol that match, and says how many they were. Of
+// TCP it knows only flows that nobody has answered.
 type Table interface {
-	Delete(family intent.Family, match func(Flow) bool) (int, error)
+	Delete(family intent.Family, protocol intent.Protocol, match func(Flow) bool) (int, error)
 }
 
 // Report hears of each pass over the table of a family: how many flows were ended, how long it took, and what failed.
@@ -41,13 +44,20 @@ type Cleaner struct {
 	mu   sync.Mutex
 	// wanted are the frontends to look at, with the endpoints to which flows may go on.
 	wanted map[plan.FrontendKey]plan.Serving
-	local  map[netip.Addr]struct{}
-	here   bool
+	// tcp has the frontends that have lost endpoints, earliest is when the first of them did, and passed when flows to them
+	// were looked at last.
+	tcp              map[plan.FrontendKey]*departures
+	earliest, passed time.Time
+	// newer are the TCP frontends that have changed since the pass began that is under way; nil: none is.
+	newer map[plan.FrontendKey]*plan.Frontend
+	local map[netip.Addr]struct{}
+	here  bool
 }
 
 // New returns a cleaner; done may be nil. It starts nothing.
 func New(table Table, log *slog.Logger, done Report) *Cleaner {
-	return &Cleaner{table: table, log: log, done: done, wake: make(chan struct{}, 1), wanted: map[plan.FrontendKey]plan.Serving{}}
+	return &Cleaner{table: table, log: log, done: done, wake: make(chan struct{}, 1),
+		wanted: map[plan.FrontendKey]plan.Serving{}, tcp: map[plan.FrontendKey]*departures{}}
 }
 
 // Acknowledged notes the frontends of changed plans. What goes to an endpoint that still serves is left alone, also when
@@ -56,10 +66,11 @@ func New(table Table, log *slog.Logger, done Report) *Cleaner {
 func (c *Cleaner) Acknowledged(changes []plan.ServiceChange, local []netip.Addr, here bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	some := false
+	some, now := false, time.Now()
 	for i := range changes {
-		if n := changes[i].New; n != nil && len(n.Serving) > 0 {
+		if n := changes[i].New; n != nil {
 			some = c.note(changes[i].Old, n) || some
+			some = c.noteTCP(changes[i].Old, n, now) || some
 		}
 	}
 	if !some {
@@ -116,27 +127,30 @@ const (
 
 // Run ends flows as changes are noted, until the context ends.
 func (c *Cleaner) Run(ctx context.Context) {
-	retry, failures := time.NewTimer(time.Hour), 0
-	retry.Stop()
-	defer retry.Stop()
+	timer, failures := time.NewTimer(time.Hour), 0
+	timer.Stop()
+	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.wake:
-		case <-retry.C:
+		case <-timer.C:
 		}
 		start := time.Now()
-		err := c.pass()
+		next, err := c.pass()
 		switch {
 		case err != nil:
 			failures++
 			wait := min(minRetry<<min(failures-1, 10), maxRetry)
 			c.log.Warn("conntrack cleanup failed, retrying", "err", err, "failures", failures, "in", wait)
-			retry.Reset(wait)
+			next = time.Now().Add(wait)
 		case failures > 0:
 			c.log.Info("conntrack cleanup succeeded", "failures", failures)
 			failures = 0
+		}
+		if timer.Stop(); !next.IsZero() {
+			timer.Reset(time.Until(next))
 		}
 		select {
 		case <-ctx.Done():
@@ -146,42 +160,67 @@ func (c *Cleaner) Run(ctx context.Context) {
 	}
 }
 
-// pass reads the table once for each family that has something to look at. What it could not clean it looks at again.
-func (c *Cleaner) pass() error {
+// pass reads the table once for each family and protocol that has something to look at, and says when there will be more. What it
+// could not clean it looks at again.
+func (c *Cleaner) pass() (next time.Time, _ error) {
 	c.mu.Lock()
 	wanted, local, here := c.wanted, c.local, c.here
 	c.wanted = map[plan.FrontendKey]plan.Serving{}
+	now := time.Now()
+	tcp, next := c.due(now)
+	c.newer = map[plan.FrontendKey]*plan.Frontend{}
 	c.mu.Unlock()
-	var families [7]bool
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.newer = nil
+	}()
+	type sort struct {
+		intent.Family
+		intent.Protocol
+	}
+	found := map[sort]bool{}
 	for k := range wanted {
-		families[k.Family] = true
+		found[sort{k.Family, k.Protocol}] = true
+	}
+	for k := range tcp {
+		found[sort{k.Family, k.Protocol}] = true
 	}
 	var errs []error
 	for _, family := range []intent.Family{intent.IPv4, intent.IPv6} {
-		if !families[family] {
-			continue
-		}
-		start := time.Now()
-		n, err := c.table.Delete(family, func(f Flow) bool {
-			return (!here || f.From == f.Dst) && stale(f, family, wanted, local)
-		})
-		if err != nil {
-			errs = append(errs, fmt.Errorf("IPv%d, %d flows ended: %w", family, n, err))
-			c.putBack(family, wanted)
-		}
-		if c.done != nil {
-			c.done(family, n, time.Since(start), err)
+		for _, protocol := range []intent.Protocol{intent.UDP, intent.SCTP, intent.TCP} {
+			if !found[sort{family, protocol}] {
+				continue
+			}
+			start := time.Now()
+			n, err := c.table.Delete(family, protocol, func(f Flow) bool {
+				return (!here || f.From == f.Dst) && stale(f, family, wanted, tcp, local)
+			})
+			switch {
+			case err != nil:
+				errs = append(errs, fmt.Errorf("IPv%d, %s, %d flows ended: %w", family, protocol, n, err))
+				c.putBack(family, protocol, wanted, tcp)
+			case protocol == intent.TCP:
+				c.passed = now // nobody else has it
+			}
+			if c.done != nil {
+				c.done(family, n, time.Since(start), err)
+			}
 		}
 	}
-	return errors.Join(errs...)
+	return next, errors.Join(errs...)
 }
 
-// putBack notes frontends of a family again, unless they have changed meanwhile.
-func (c *Cleaner) putBack(family intent.Family, wanted map[plan.FrontendKey]plan.Serving) {
+// putBack notes frontends of a family and protocol again, unless they have changed meanwhile.
+func (c *Cleaner) putBack(family intent.Family, protocol intent.Protocol, wanted map[plan.FrontendKey]plan.Serving, tcp map[plan.FrontendKey]*departures) {
+	if protocol == intent.TCP {
+		c.putBackTCP(family, tcp)
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for k, live := range wanted {
-		if _, newer := c.wanted[k]; k.Family == family && !newer {
+		if _, newer := c.wanted[k]; k.Family == family && k.Protocol == protocol && !newer {
 			c.wanted[k] = live
 		}
 	}
@@ -189,17 +228,22 @@ func (c *Cleaner) putBack(family intent.Family, wanted map[plan.FrontendKey]plan
 
 // stale says whether a flow was addressed to a frontend that is looked at, and is answered by nobody who serves it. One
 // from before the frontend had endpoints is answered by the frontend's own address, and is stale too.
-func stale(f Flow, family intent.Family, wanted map[plan.FrontendKey]plan.Serving, local map[netip.Addr]struct{}) bool {
+func stale(f Flow, family intent.Family, wanted map[plan.FrontendKey]plan.Serving, tcp map[plan.FrontendKey]*departures, local map[netip.Addr]struct{}) bool {
 	k := plan.FrontendKey{Addr: f.Dst.Addr(), Family: family, Protocol: f.Protocol, Port: f.Dst.Port()}
-	live, ok := wanted[k]
-	if !ok {
-		if _, here := local[k.Addr]; !here {
-			return false
-		}
-		k.Addr = netip.Addr{}
-		if live, ok = wanted[k]; !ok {
-			return false
-		}
+	if f.Protocol == intent.TCP {
+		d, ok := at(tcp, k, local)
+		return ok && d.stale(f.From)
 	}
-	return !live.Has(f.From)
+	live, ok := at(wanted, k, local)
+	return ok && !live.Has(f.From)
+}
+
+// at finds the frontend of an address, which may be a node port.
+func at[T any](fronts map[plan.FrontendKey]T, k plan.FrontendKey, local map[netip.Addr]struct{}) (T, bool) {
+	found, ok := fronts[k]
+	if _, here := local[k.Addr]; !ok && here {
+		k.Addr = netip.Addr{}
+		found, ok = fronts[k]
+	}
+	return found, ok
 }

@@ -22,22 +22,38 @@ func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 
 // table is a kernel's table in memory.
 type table struct {
+	slow time.Duration
+
+	mu     sync.Mutex
 	flows  []Flow
 	passes int
-	slow   time.Duration
 	fail   int // so many passes fail
 }
 
-func (t *table) Delete(_ intent.Family, match func(Flow) bool) (n int, _ error) {
-	t.passes++
+func (t *table) left() []Flow {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.flows
+}
+
+func (t *table) passed() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.passes
+}
+
+func (t *table) Delete(_ intent.Family, protocol intent.Protocol, match func(Flow) bool) (n int, _ error) {
 	time.Sleep(t.slow)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.passes++
 	if t.fail > 0 {
 		t.fail--
 		return 0, errors.New("the dump was interrupted")
 	}
 	var left []Flow
 	for _, f := range t.flows {
-		if match(f) {
+		if f.Protocol == protocol && match(f) {
 			n++
 		} else {
 			left = append(left, f)
@@ -68,6 +84,7 @@ func planned(protocol intent.Protocol, endpoints ...string) *plan.Service {
 func TestStale(t *testing.T) {
 	const a, b = "10.244.0.1", "10.244.0.2"
 	udp := func(endpoints ...string) *plan.Service { return planned(intent.UDP, endpoints...) }
+	tcp := func(endpoints ...string) *plan.Service { return planned(intent.TCP, endpoints...) }
 	for _, c := range []struct {
 		name     string
 		old, now *plan.Service
@@ -87,19 +104,34 @@ func TestStale(t *testing.T) {
 		{"the same port of another machine", udp(a), udp(b), Flow{intent.UDP, ap("192.0.2.9:30053"), ap("192.0.2.9:30053")}, false, false},
 		{"another protocol", udp(a), udp(b), Flow{intent.SCTP, ap("10.96.0.10:53"), ap(a + ":5353")}, false, false},
 		{"SCTP", planned(intent.SCTP, a), planned(intent.SCTP, b), Flow{intent.SCTP, ap("10.96.0.10:53"), ap(a + ":5353")}, false, true},
-		{"TCP ends by itself", planned(intent.TCP, a), planned(intent.TCP, b), Flow{intent.TCP, ap("10.96.0.10:53"), ap(a + ":5353")}, false, false},
+		{"of TCP, its endpoint goes", tcp(a, b), tcp(b), Flow{intent.TCP, ap("10.96.0.10:53"), ap(a + ":5353")}, false, true},
+		{"of TCP, another endpoint goes", tcp(a, b), tcp(b), Flow{intent.TCP, ap("10.96.0.10:53"), ap(b + ":5353")}, false, false},
+		{"of TCP, its endpoint terminates", tcp(a, b), tcp(a+" leaving", b), Flow{intent.TCP, ap("10.96.0.10:53"), ap(a + ":5353")}, false, true},
+		{"of TCP, the only one terminates", tcp(a, b), tcp(a + " leaving"), Flow{intent.TCP, ap("10.96.0.10:53"), ap(a + ":5353")}, false, false},
+		{"of TCP, the last endpoint goes", tcp(a), tcp(), Flow{intent.TCP, ap("10.96.0.10:53"), ap(a + ":5353")}, false, true},
+		{"of TCP, the first endpoint comes", tcp(), tcp(a), Flow{intent.TCP, ap("10.96.0.10:53"), ap("10.96.0.10:53")}, false, true},
+		{"of TCP, an endpoint comes", tcp(a), tcp(a, b), Flow{intent.TCP, ap("10.96.0.10:53"), ap("10.244.0.3:5353")}, false, false},
+		{"of TCP, after a restart", nil, tcp(b), Flow{intent.TCP, ap("10.96.0.10:53"), ap(a + ":5353")}, false, true},
+		{"of TCP, by the node port", tcp(a), tcp(b), Flow{intent.TCP, ap("192.0.2.1:30053"), ap(a + ":5353")}, false, true},
+		{"of TCP, the same port of another machine", tcp(a), tcp(b), Flow{intent.TCP, ap("192.0.2.9:30053"), ap(a + ":5353")}, false, false},
+		{"of TCP, in a mode that ends flows itself", tcp(a), tcp(b), Flow{intent.TCP, ap("10.96.0.10:53"), ap("192.0.2.1:40000")}, true, false},
 		{"a mode that ends flows itself", udp(a), udp(b), Flow{intent.UDP, ap("10.96.0.10:53"), ap("192.0.2.1:40000")}, true, false},
 		{"the same, from before it had the frontend", nil, udp(b), Flow{intent.UDP, ap("10.96.0.10:53"), ap("10.96.0.10:53")}, true, true},
 		{"somebody else's", udp(a), udp(b), Flow{intent.UDP, ap("10.96.0.11:53"), ap(a + ":5353")}, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			kernel := &table{flows: []Flow{c.flow}}
-			cleaner := New(kernel, slog.New(slog.DiscardHandler), nil)
-			cleaner.Acknowledged([]plan.ServiceChange{{Key: intent.Key{Namespace: "ns", Name: "dns"}, Old: c.old, New: c.now}}, []netip.Addr{netip.MustParseAddr("192.0.2.1")}, c.here)
-			cleaner.pass()
-			if ended := len(kernel.flows) == 0; ended != c.ended {
-				t.Errorf("ended: %v, want %v", ended, c.ended)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				kernel := &table{flows: []Flow{c.flow}}
+				cleaner := New(kernel, slog.New(slog.DiscardHandler), nil)
+				cleaner.Acknowledged([]plan.ServiceChange{{Key: intent.Key{Namespace: "ns", Name: "dns"}, Old: c.old, New: c.now}}, []netip.Addr{netip.MustParseAddr("192.0.2.1")}, c.here)
+				time.Sleep(handshake)
+				if _, err := cleaner.pass(); err != nil {
+					t.Error(err)
+				}
+				if ended := len(kernel.left()) == 0; ended != c.ended {
+					t.Errorf("ended: %v, want %v", ended, c.ended)
+				}
+			})
 		})
 	}
 }
@@ -125,14 +157,14 @@ func TestPace(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		if kernel.passes < 4 || kernel.passes > 7 {
-			t.Errorf("%d passes of 100 ms in 5 s", kernel.passes)
+		if kernel.passed() < 4 || kernel.passed() > 7 {
+			t.Errorf("%d passes of 100 ms in 5 s", kernel.passed())
 		}
-		before := kernel.passes
+		before := kernel.passed()
 		c.Acknowledged([]plan.ServiceChange{{Old: one, New: one}}, nil, false)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		if kernel.passes != before {
+		if kernel.passed() != before {
 			t.Error("a pass for nothing")
 		}
 		cancel()
@@ -187,18 +219,18 @@ func TestFailedPassIsRepeated(t *testing.T) {
 		c.Acknowledged([]plan.ServiceChange{{Old: planned(intent.UDP, "10.244.0.1", "10.244.0.2"), New: planned(intent.UDP, "10.244.0.2")}}, nil, false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if kernel.passes > 8 {
-			t.Errorf("%d passes in a minute", kernel.passes)
+		if kernel.passed() > 8 {
+			t.Errorf("%d passes in a minute", kernel.passed())
 		}
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		if len(kernel.flows) != 1 || kernel.flows[0] != living || failed != 12 {
-			t.Errorf("after %d passes, %d failed: %v", kernel.passes, failed, kernel.flows)
+		if len(kernel.left()) != 1 || kernel.left()[0] != living || failed != 12 {
+			t.Errorf("after %d passes, %d failed: %v", kernel.passed(), failed, kernel.left())
 		}
-		n := kernel.passes
+		n := kernel.passed()
 		time.Sleep(time.Hour)
-		if kernel.passes != n {
-			t.Errorf("%d passes though nothing is left to do", kernel.passes-n)
+		if kernel.passed() != n {
+			t.Errorf("%d passes though nothing is left to do", kernel.passed()-n)
 		}
 		cancel()
 		wg.Wait()

@@ -1,11 +1,13 @@
 package conntrack
 
 import (
+	"encoding/binary"
 	"errors"
-	"net"
+	"fmt"
+	"io/fs"
 	"net/netip"
 
-	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
@@ -17,33 +19,145 @@ type Kernel struct{}
 // again is how often a dump is repeated that the kernel interrupted, because the table grew under it.
 const again = 5
 
+// Attributes of ctnetlink that the driver has no names for, and bits of a flow's status.
+const (
+	ctaFilter, ctaStatusMask = 25, 26
+	filterOrigFlags          = 1      // in ctaFilter: which parts of the original tuple count
+	filterProtocol           = 1 << 3 // its protocol
+	seenReply                = 1 << 1 // IPS_SEEN_REPLY
+)
+
 // Delete reads the table over netlink and deletes one by one what matches.
-func (Kernel) Delete(family intent.Family, match func(Flow) bool) (total int, err error) {
-	af := netlink.InetFamily(unix.AF_INET)
-	if family == intent.IPv6 {
-		af = unix.AF_INET6
-	}
+func (Kernel) Delete(family intent.Family, protocol intent.Protocol, match func(Flow) bool) (total int, err error) {
 	for range again {
-		n, e := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, af, filter(match))
-		total, err = total+int(n), e
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+		found, e := list(family, protocol, match)
+		if e != nil && !errors.Is(e, nl.ErrDumpInterrupted) {
+			return total, e
+		}
+		n, failed := remove(family, found)
+		total, err = total+n, errors.Join(e, failed)
+		if !errors.Is(e, nl.ErrDumpInterrupted) {
 			break
 		}
 	}
 	return total, err
 }
 
-type filter func(Flow) bool
-
-func (f filter) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	switch p := intent.Protocol(flow.Forward.Protocol); p {
-	case intent.UDP, intent.SCTP:
-		return f(Flow{p, addrPort(flow.Forward.DstIP, flow.Forward.DstPort), addrPort(flow.Reverse.SrcIP, flow.Reverse.SrcPort)})
+// list returns the attributes by which the kernel knows the flows that match. The kernel leaves out those of other protocols, and of
+// TCP those that were answered; an older one ignores what it is asked for, and lists all.
+func list(family intent.Family, protocol intent.Protocol, match func(Flow) bool) (found [][]byte, err error) {
+	req := request(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
+	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
+	tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil).AddRtAttr(nl.CTA_PROTO_NUM, []byte{byte(protocol)})
+	req.AddData(tuple)
+	filter := nl.NewRtAttr(unix.NLA_F_NESTED|ctaFilter, nil)
+	filter.AddRtAttr(filterOrigFlags, nl.Uint32Attr(filterProtocol))
+	req.AddData(filter)
+	if protocol == intent.TCP {
+		req.AddData(nl.NewRtAttr(nl.CTA_STATUS, nl.BEUint32Attr(0)))
+		req.AddData(nl.NewRtAttr(ctaStatusMask, nl.BEUint32Attr(seenReply)))
 	}
-	return false
+	err = req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(msg []byte) bool {
+		attrs := msg[min(nl.SizeofNfgenmsg, len(msg)):]
+		if f, ok := flow(attrs, protocol); ok && match(f) {
+			found = append(found, identity(attrs))
+		}
+		return true
+	})
+	return found, err
 }
 
-func addrPort(ip net.IP, port uint16) netip.AddrPort {
-	a, _ := netip.AddrFromSlice(ip)
-	return netip.AddrPortFrom(a.Unmap(), port)
+// remove deletes flows. One that has ended meanwhile counts too.
+func remove(family intent.Family, flows [][]byte) (n int, err error) {
+	failures := 0
+	for _, f := range flows {
+		req := request(family, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+		req.AddRawData(f)
+		if _, e := req.Execute(unix.NETLINK_NETFILTER, 0); e != nil && !errors.Is(e, fs.ErrNotExist) {
+			failures, err = failures+1, e
+			continue
+		}
+		n++
+	}
+	if failures > 0 {
+		err = fmt.Errorf("%d flows could not be deleted, the last one: %w", failures, err)
+	}
+	return n, err
+}
+
+func request(family intent.Family, what, flags int) *nl.NetlinkRequest {
+	af := uint8(unix.AF_INET)
+	if family == intent.IPv6 {
+		af = unix.AF_INET6
+	}
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|what, flags)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: af, Version: nl.NFNETLINK_V0})
+	return req
+}
+
+// flow reads one; false: it is of another protocol, or it is of TCP and was answered.
+func flow(attrs []byte, protocol intent.Protocol) (Flow, bool) {
+	orig, reply := attr(attrs, nl.CTA_TUPLE_ORIG), attr(attrs, nl.CTA_TUPLE_REPLY)
+	if p := attr(attr(orig, nl.CTA_TUPLE_PROTO), nl.CTA_PROTO_NUM); len(p) != 1 || intent.Protocol(p[0]) != protocol {
+		return Flow{}, false
+	}
+	if status := attr(attrs, nl.CTA_STATUS); protocol == intent.TCP && (len(status) != 4 || binary.BigEndian.Uint32(status)&seenReply != 0) {
+		return Flow{}, false
+	}
+	dst, ok1 := addrPort(orig, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
+	from, ok2 := addrPort(reply, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
+	return Flow{protocol, dst, from}, ok1 && ok2
+}
+
+// addrPort reads one side of a tuple.
+func addrPort(tuple []byte, v4, v6, number uint16) (netip.AddrPort, bool) {
+	ip := attr(tuple, nl.CTA_TUPLE_IP)
+	raw := attr(ip, v4)
+	if raw == nil {
+		raw = attr(ip, v6)
+	}
+	a, ok := netip.AddrFromSlice(raw)
+	port := attr(attr(tuple, nl.CTA_TUPLE_PROTO), number)
+	if !ok || len(port) != 2 {
+		return netip.AddrPort{}, false
+	}
+	return netip.AddrPortFrom(a.Unmap(), binary.BigEndian.Uint16(port)), true
+}
+
+// identity is what of a flow the kernel needs to find it again, and no other that has taken its place.
+func identity(attrs []byte) (out []byte) {
+	for kind, whole := range attributes(attrs) {
+		switch kind {
+		case nl.CTA_TUPLE_ORIG, nl.CTA_ID, nl.CTA_ZONE:
+			out = append(out, whole...)
+		}
+	}
+	return out
+}
+
+// attr is what an attribute of a list holds, nil where there is none.
+func attr(list []byte, want uint16) []byte {
+	for kind, whole := range attributes(list) {
+		if kind == want {
+			return whole[4:binary.NativeEndian.Uint16(whole)]
+		}
+	}
+	return nil
+}
+
+// attributes walks over a list, each with its header and padding.
+func attributes(list []byte) func(yield func(uint16, []byte) bool) {
+	return func(yield func(uint16, []byte) bool) {
+		for len(list) >= 4 {
+			n := int(binary.NativeEndian.Uint16(list))
+			if n < 4 || n > len(list) {
+				return
+			}
+			end := min((n+3)&^3, len(list))
+			if !yield(binary.NativeEndian.Uint16(list[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), list[:end]) {
+				return
+			}
+			list = list[end:]
+		}
+	}
 }

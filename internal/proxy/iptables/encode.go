@@ -171,7 +171,7 @@ func (m mark) isNot() rule   { return rule{mark: markMatch{uint32(m), uint32(m),
 
 // forward is how packets to a frontend find their pool, nil where nobody is forwarded.
 func (c *compiler) forward(f *plan.Frontend) []rule {
-	if !slices.ContainsFunc(f.Routes[:], func(r plan.Route) bool { return r.Verdict == plan.Forward }) {
+	if !f.Forwards() {
 		return nil
 	}
 	usual := c.usual

@@ -44,7 +44,7 @@ func (f *flows) look(list []*plan.Frontend, local []netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, front := range list {
-		if front.Protocol == intent.UDP && forwards(front) {
+		if front.Protocol == intent.UDP && front.Forwards() {
 			f.wanted[front.FrontendKey] = front
 		}
 	}
@@ -72,15 +72,6 @@ func (f *flows) call(n int) {
 	case f.wake <- struct{}{}:
 	default:
 	}
-}
-
-func forwards(f *plan.Frontend) bool {
-	for _, r := range f.Routes {
-		if r.Verdict == plan.Forward {
-			return true
-		}
-	}
-	return false
 }
 
 // run makes passes until the server ends.

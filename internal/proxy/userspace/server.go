@@ -271,7 +271,7 @@ func (s *server) update(delta *plan.Delta) error {
 			if ch.New != nil {
 				collect(now, t.elements(ch.New))
 				fresh = append(fresh, ch.New)
-				if ch.Old == nil || !forwards(ch.Old) {
+				if ch.Old == nil || !ch.Old.Forwards() {
 					opened = append(opened, ch.New)
 				}
 			} else {

@@ -7,14 +7,13 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
 	"portal/internal/proxy/conntrack"
 )
 
 // forgetFlows ends flows of UDP and SCTP that lead to where a port no longer does: the kernel sees no end of them. A connection of TCP ends
-// with its Pod.
+// with its Pod; one that no Pod has answered would take along what its client sends later to the Pod that has the port then.
 func forgetFlows(before, now *State) error {
 	if before == nil {
 		before = &State{}
@@ -34,22 +33,27 @@ func forgetFlows(before, now *State) error {
 	}
 	var errs []error
 	for _, family := range []intent.Family{intent.IPv4, intent.IPv6} {
-		of := func(p Port) bool { return intent.FamilyOf(p.Pod.Addr()) == family }
-		if !slices.ContainsFunc(gone, of) && !slices.ContainsFunc(fresh, of) {
-			continue
-		}
-		if _, err := (conntrack.Kernel{}).Delete(family, func(f conntrack.Flow) bool { return stale(f, gone, fresh, local) }); err != nil {
-			errs = append(errs, fmt.Errorf("end flows to ports that changed: %w", err))
+		for _, protocol := range []intent.Protocol{intent.UDP, intent.SCTP, intent.TCP} {
+			of := func(p Port) bool {
+				return intent.FamilyOf(p.Pod.Addr()) == family && intent.Protocol(p.Protocol) == protocol
+			}
+			if !slices.ContainsFunc(gone, of) && !slices.ContainsFunc(fresh, of) {
+				continue
+			}
+			_, err := (conntrack.Kernel{}).Delete(family, protocol, func(f conntrack.Flow) bool { return stale(f, gone, fresh, local) })
+			if err != nil {
+				errs = append(errs, fmt.Errorf("end flows to ports that changed: %w", err))
+			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// difference are the ports without connections that one state has and the other has not.
+// difference are the ports that one state has and the other has not.
 func difference(a, b *State) (out []Port) {
 	for pod, list := range a.Ports {
 		for _, p := range list {
-			if p.Protocol != unix.IPPROTO_TCP && !slices.Contains(b.Ports[pod], p) {
+			if !slices.Contains(b.Ports[pod], p) {
 				out = append(out, p)
 			}
 		}

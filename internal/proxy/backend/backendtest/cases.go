@@ -188,7 +188,7 @@ func (h *host) sendAll(t *testing.T, src netip.Addr, dst netip.AddrPort, n int) 
 				return err
 			}
 			list[i] = &flow{fd: fd, src: src}
-			if err := errors.Join(list[i].bind(h, src, dst), unix.Connect(fd, sockaddr(dst)), list[i].say("?")); err != nil {
+			if err := errors.Join(list[i].bind(h, netip.AddrPortFrom(src, 0), dst), unix.Connect(fd, sockaddr(dst)), list[i].say("?")); err != nil {
 				return err
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"portal/internal/plan"
 	"portal/internal/plan/oracle"
 	"portal/internal/proxy/backend"
+	"portal/internal/proxy/conntrack"
 )
 
 // Options say what a mode does differently from the plan. The zero value is a mode that does all of it.
@@ -73,6 +74,7 @@ func Run(t *testing.T, mode func() backend.Mode, o Options) {
 		{"spreading", testSpreading},
 		{"affinity", testAffinity},
 		{"flows", testFlows},
+		{"handshakes", testHandshakes},
 		{"rewrite", testRewrite},
 		{"drift", testDrift},
 		{"foreign", testForeign},
@@ -118,6 +120,7 @@ type suite struct {
 	current backend.Mode
 	backend backend.Backend
 	plan    *plan.Snapshot
+	cleaner *conntrack.Cleaner // of the tests that have flows cleaned
 }
 
 // start starts the proxy; what it had been told before counts as forgotten.

@@ -110,6 +110,11 @@ type flow struct {
 // open begins a connection from an address of a host, or from any. The socket is made in the host's namespace and can be
 // used from everywhere.
 func (h *host) open(p intent.Protocol, src netip.Addr, dst netip.AddrPort) (*flow, error) {
+	return h.openFrom(p, netip.AddrPortFrom(src, 0), dst)
+}
+
+// openFrom is open from a port; 0: one that no flow had before.
+func (h *host) openFrom(p intent.Protocol, src, dst netip.AddrPort) (*flow, error) {
 	f := &flow{fd: -1, tcp: p != intent.UDP}
 	kind, protocol := unix.SOCK_DGRAM, 0
 	if p == intent.SCTP {
@@ -144,13 +149,18 @@ func (h *host) open(p intent.Protocol, src netip.Addr, dst netip.AddrPort) (*flo
 	return f, nil
 }
 
-// bind takes a port that no flow had before: the kernel remembers UDP flows longer than the suite keeps its Services.
-func (f *flow) bind(h *host, src netip.Addr, dst netip.AddrPort) (err error) {
+// bind takes the port that is asked for, or one that no flow had before: the kernel remembers UDP flows longer than the suite keeps
+// its Services.
+func (f *flow) bind(h *host, from, dst netip.AddrPort) (err error) {
+	src := from.Addr()
 	if !src.IsValid() {
 		src = netip.IPv4Unspecified()
 		if dst.Addr().Is6() {
 			src = netip.IPv6Unspecified()
 		}
+	}
+	if from.Port() != 0 {
+		return unix.Bind(f.fd, sockaddr(netip.AddrPortFrom(src, from.Port())))
 	}
 	for range 100 {
 		port := 11000 + h.ports.Add(1)%49000 // a proxy on the node may listen at 10249 and 10256
