@@ -110,11 +110,11 @@ ROLL_MODES ?= nftables,iptables,userspace
 .PHONY: test-roll
 test-roll: build ## replace 100 Pods behind one Service under 200 requests a second, in each proxy mode: not one may fail (ROLL_PODS=n, ROLL_MODES=…)
 	@hack/need ip
-	go test -count=1 -v -run 'LabRoll' -timeout 60m ./test/ -roll.pods=$(ROLL_PODS) -roll.modes=$(ROLL_MODES)
+	go test -count=1 -v -run 'LabRoll' -timeout 60m ./test/ -roll.pods=$(ROLL_PODS) -roll.modes=$(ROLL_MODES) -roll.rate=200 -roll.strict
 
 .PHONY: test-kills
 test-kills: build ## kill agents, the server and a node under load, in each proxy mode: other nodes' Pods answer every request (ROLL_MODES=…)
-	GOFLAGS=-tags=fieldsv1string,kills go test -count=1 -v -run 'LabKills' -timeout 60m ./test/ -roll.modes=$(ROLL_MODES) -kills.pods=30 -kills.away=20s -kills.grace=50s
+	GOFLAGS=-tags=fieldsv1string,kills go test -count=1 -v -run 'LabKills' -timeout 60m ./test/ -roll.modes=$(ROLL_MODES) -roll.rate=200 -roll.strict -kills.pods=30 -kills.away=20s -kills.grace=50s
 
 FUZZ_TIME ?= 5m
 .PHONY: fuzz

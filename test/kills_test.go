@@ -6,8 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -29,6 +27,10 @@ var (
 // TestLabKills: under load, an agent, the server, both of them and at last all processes of a node are killed. Pods of the other nodes
 // answer every request, without the agent and without the server; who comes back disturbs no Pod; a dead node's endpoints are gone
 // within the grace period.
+//
+// Some requests fail of necessity, and are counted apart: those that were under way to the dead node, and those that were sent to it
+// before anybody could know. They have 5 s, the grace period is ten times that. When the endpoints are gone, none fails: a client that
+// still waits for the dead node is answered by another.
 func TestLabKills(t *testing.T) {
 	for _, mode := range strings.Split(*rollModes, ",") {
 		t.Run(mode, func(t *testing.T) { kills(t, mode) })
@@ -57,7 +59,7 @@ func kills(t *testing.T, mode string) {
 	}
 	for _, machines := range [][]string{{first}, {"server"}, append(others, "server")} {
 		began := load.since()
-		killAndStart(t, l, machines)
+		killAndStart(t, l, *killAway, machines...)
 		t.Logf("killed and back: %v, from %s to %s", machines, began.Round(time.Millisecond), load.since().Round(time.Millisecond))
 	}
 	renewed(t, l)
@@ -65,50 +67,7 @@ func kills(t *testing.T, mode string) {
 	if after := containersOf(t, l); !maps.Equal(after, before) {
 		t.Errorf("containers were\n%v\nand are\n%v", before, after)
 	}
-	powerOff(t, l, sources, spread)
-}
-
-// killAndStart kills the programs of machines, has them stay down for a while, and waits until they are back.
-func killAndStart(t *testing.T, l *lab.Lab, machines []string) {
-	t.Helper()
-	starts := map[string]int{}
-	for _, name := range machines {
-		starts[name] = agentStarts(l, name)
-		if err := labMachine(l, name).Kill(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	time.Sleep(*killAway) // requests go on
-	for _, name := range machines {
-		if err := labMachine(l, name).Start(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, name := range machines {
-		eventually(t, 2*time.Minute, name+" to be back", func() string {
-			if name == "server" {
-				if err := l.API.RESTClient().Get().AbsPath("/readyz").Do(t.Context()).Error(); err != nil {
-					return err.Error()
-				}
-			} else if n := agentStarts(l, name); n <= starts[name] {
-				return fmt.Sprintf("its agent has looked after Pods %d times", n)
-			}
-			return ""
-		})
-	}
-}
-
-func labMachine(l *lab.Lab, name string) *lab.Machine {
-	if name == "server" {
-		return l.Server
-	}
-	return l.Node(name)
-}
-
-// agentStarts is how often agents of a node have begun to look after Pods.
-func agentStarts(l *lab.Lab, node string) int {
-	data, _ := os.ReadFile(filepath.Join(l.Dir, "machines", node, node+".log"))
-	return strings.Count(string(data), "node is running Pods")
+	powerOff(t, l, sources, spread, mode == "userspace")
 }
 
 // renewed waits until every node's agent has renewed its Lease after this moment, and all nodes are ready.
@@ -138,25 +97,12 @@ func renewed(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// containersOf are the runs of all Pods' containers, by Pod.
-func containersOf(t *testing.T, l *lab.Lab) map[string]string {
+// powerOff ends all processes of node3. Where the proxy relays connections, it may try another Pod before a request fails.
+func powerOff(t *testing.T, l *lab.Lab, sources, spread []requestSource, relays bool) {
 	t.Helper()
-	out := map[string]string{}
-	list, err := l.API.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
+	for i := range spread {
+		spread[i].limit, spread[i].waiting = 5*time.Second, 2*spread[i].rate // a third of them wait all that time
 	}
-	for _, pod := range list.Items {
-		for _, c := range pod.Status.ContainerStatuses {
-			out[pod.Name] += fmt.Sprintf("%s ready=%v restarts=%d", c.ContainerID, c.Ready, c.RestartCount)
-		}
-	}
-	return out
-}
-
-// powerOff ends all processes of node3.
-func powerOff(t *testing.T, l *lab.Lab, sources, spread []requestSource) {
-	t.Helper()
 	load, risky := sendRequests(t, sources...), sendRequests(t, spread...)
 	off := risky.since()
 	if err := l.PowerOff("node3"); err != nil {
@@ -197,7 +143,7 @@ func powerOff(t *testing.T, l *lab.Lab, sources, spread []requestSource) {
 		early++
 	}
 	t.Logf("%d requests were sent to the dead node before its endpoints were gone", early)
-	if early == 0 {
+	if early == 0 && !relays {
 		t.Error("no request was sent to the dead node: its Pods had no share of the load")
 	}
 }

@@ -19,7 +19,7 @@ import (
 var (
 	rollPods  = flag.Int("roll.pods", 12, "how many Pods TestLabRoll rolls over")
 	rollModes = flag.String("roll.modes", "nftables", "the proxy modes in which TestLabRoll and TestLabKills run")
-	rollRate  = flag.Int("roll.rate", 200, "requests a second in all")
+	rollRate  = flag.Int("roll.rate", 100, "requests a second in all")
 )
 
 // rollExternalIP is led to node2 by the lab's router.
@@ -123,7 +123,7 @@ func reachable(t *testing.T, sources []requestSource) {
 		for _, address := range s.addresses {
 			eventually(t, 30*time.Second, s.name+" to "+address, func() string {
 				if err := s.machine.Do(func() error {
-					_, err := ask(address, time.Now().Add(requestLimit))
+					_, err := ask(address, time.Now().Add(requestLimit()))
 					return err
 				}); err != nil {
 					return err.Error()
@@ -155,12 +155,7 @@ func roll(t *testing.T, mode string) {
 	reachable(t, sources)
 
 	load := sendRequests(t, sources...)
-	eventually(t, time.Minute, "answers of all Pods", func() string {
-		if n := len(load.pods()); n < *rollPods {
-			return fmt.Sprintf("%d Pods have answered", n)
-		}
-		return ""
-	})
+	load.answeredBy(t, *rollPods)
 	rolling := time.Now()
 	change := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"rolled":"%d"}}}}}`, rolling.Unix())
 	if _, err := l.API.AppsV1().Deployments("default").Patch(t.Context(), "roll", types.StrategicMergePatchType, change, metav1.PatchOptions{}); err != nil {
