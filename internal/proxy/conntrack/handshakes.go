@@ -9,9 +9,9 @@ import (
 	"portal/internal/plan"
 )
 
-// handshake is how long after an endpoint has left the rules a flow that nobody has answered still may be: after a second the
-// client sends its SYN again, and would for minutes meet the flow of the first one. It is also the least time between two
-// passes over such flows.
+// handshake is how long a flow may wait for its answer after its endpoint has left the rules. Then the client sends its SYN again,
+// which follows the flow of the first one for as long as the kernel remembers it. It is also the least time between two passes
+// over such flows.
 const handshake = time.Second
 
 // departures are the endpoints that have left a TCP frontend lately.
@@ -22,8 +22,12 @@ type departures struct {
 	left map[netip.AddrPort]time.Time
 }
 
-func newDepartures(f *plan.Frontend) *departures {
-	return &departures{front: f, left: map[netip.AddrPort]time.Time{}}
+// leave notes that an endpoint has left. After a start there are many frontends, and none has been left.
+func (d *departures) leave(e netip.AddrPort, at time.Time) {
+	if d.left == nil {
+		d.left = map[netip.AddrPort]time.Time{}
+	}
+	d.left[e] = at
 }
 
 // noteTCP notes which endpoints the TCP frontends of a Service have lost.
@@ -41,9 +45,7 @@ func (c *Cleaner) noteTCP(old, next *plan.Service, now time.Time) (some bool) {
 		}
 		d := c.tcp[f.FrontendKey]
 		if was == nil || !was.Forwards() && f.Forwards() {
-			d = newDepartures(f)
-			d.came = now
-			c.tcp[f.FrontendKey], some = d, true
+			c.tcp[f.FrontendKey], some = &departures{front: f, came: now}, true
 			continue
 		}
 		if d != nil {
@@ -51,10 +53,11 @@ func (c *Cleaner) noteTCP(old, next *plan.Service, now time.Time) (some bool) {
 		}
 		for _, e := range lost(was, f) {
 			if d == nil {
-				d = newDepartures(f)
+				d = &departures{front: f}
 				c.tcp[f.FrontendKey] = d
 			}
-			d.left[e], some = now, true
+			d.leave(e, now)
+			some = true
 		}
 	}
 	if some && c.earliest.IsZero() {
@@ -126,7 +129,7 @@ func (d *departures) split(until time.Time) (ripe, rest *departures) {
 	case len(d.left) == 0:
 		return d, nil
 	}
-	ripe, rest = newDepartures(d.front), newDepartures(d.front)
+	ripe, rest = &departures{front: d.front}, &departures{front: d.front}
 	side := func(t time.Time) *departures {
 		if t.After(until) {
 			return rest
@@ -137,7 +140,7 @@ func (d *departures) split(until time.Time) (ripe, rest *departures) {
 		side(d.came).came = d.came
 	}
 	for e, t := range d.left {
-		side(t).left[e] = t
+		side(t).leave(e, t)
 	}
 	if rest.came.IsZero() && len(rest.left) == 0 {
 		rest = nil
@@ -174,7 +177,9 @@ func (c *Cleaner) putBackTCP(family intent.Family, list map[plan.FrontendKey]*de
 		}
 		if now := c.tcp[k]; now != nil {
 			d.came = earlier(d.came, now.came)
-			maps.Copy(d.left, now.left)
+			for e, t := range now.left {
+				d.leave(e, t)
+			}
 		}
 		c.tcp[k] = d
 	}

@@ -32,8 +32,8 @@ type knock struct {
 	waits *flow
 }
 
-// testHandshakes has clients connect to an endpoint that is dead, and then leaves the Service. From then on they are answered,
-// whether they go on trying or begin anew from the same port; a connection to an endpoint that leaves and lives goes on.
+// testHandshakes has clients connect to an endpoint that is dead. When it has left the Service they are answered by another, whether
+// they go on trying or begin anew from the same port. A connection to an endpoint that leaves and lives goes on.
 func testHandshakes(t *testing.T, s *suite) {
 	if err := s.far.do(func() error { return sysctl("0", "ipv4/conf/all/forwarding", "ipv6/conf/all/forwarding") }); err != nil {
 		t.Fatal(err)
