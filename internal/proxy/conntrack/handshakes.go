@@ -9,10 +9,13 @@ import (
 	"portal/internal/plan"
 )
 
-// handshake is how long a flow may wait for its answer after its endpoint has left the rules. Then the client sends its SYN again,
-// which follows the flow of the first one for as long as the kernel remembers it. It is also the least time between two passes
-// over such flows.
-const handshake = time.Second
+const (
+	// handshake is how long a flow may wait for its answer after its endpoint has left the rules. Then the client sends its SYN again,
+	// which follows the flow of the first one for as long as the kernel remembers it.
+	handshake = time.Second
+	// between is the least time between two passes over such flows. The endpoints of a dead node leave within a moment, not at once.
+	between = 250 * time.Millisecond
+)
 
 // departures are the endpoints that have left a TCP frontend lately.
 type departures struct {
@@ -97,7 +100,7 @@ func (c *Cleaner) due(now time.Time) (out map[plan.FrontendKey]*departures, next
 	if c.earliest.IsZero() {
 		return nil, time.Time{}
 	}
-	if next = later(c.earliest, c.passed).Add(handshake); now.Before(next) {
+	if next = later(c.earliest.Add(handshake), c.passed.Add(between)); now.Before(next) {
 		return nil, next
 	}
 	out = map[plan.FrontendKey]*departures{}
@@ -118,7 +121,7 @@ func (c *Cleaner) due(now time.Time) (out map[plan.FrontendKey]*departures, next
 		c.tcp = map[plan.FrontendKey]*departures{} // one that was emptied would keep its room
 		return out, time.Time{}
 	}
-	return out, now.Add(handshake)
+	return out, later(c.earliest.Add(handshake), now.Add(between))
 }
 
 // split parts what happened until a time from what did later; nil: nothing.

@@ -29,12 +29,17 @@ const (
 
 // Delete reads the table over netlink and deletes one by one what matches.
 func (Kernel) Delete(family intent.Family, protocol intent.Protocol, match func(Flow) bool) (total int, err error) {
+	s, err := open(family)
+	if err != nil {
+		return 0, err
+	}
+	defer s.Socket.Close()
 	for range again {
-		found, e := list(family, protocol, match)
+		found, e := s.list(protocol, match)
 		if e != nil && !errors.Is(e, nl.ErrDumpInterrupted) {
 			return total, e
 		}
-		n, failed := remove(family, found)
+		n, failed := s.remove(found)
 		total, err = total+n, errors.Join(e, failed)
 		if !errors.Is(e, nl.ErrDumpInterrupted) {
 			break
@@ -45,8 +50,8 @@ func (Kernel) Delete(family intent.Family, protocol intent.Protocol, match func(
 
 // list returns the attributes by which the kernel knows the flows that match. The kernel leaves out those of other protocols, and of
 // TCP those that were answered; an older one ignores what it is asked for, and lists all.
-func list(family intent.Family, protocol intent.Protocol, match func(Flow) bool) (found [][]byte, err error) {
-	req := request(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
+func (s *socket) list(protocol intent.Protocol, match func(Flow) bool) (found [][]byte, err error) {
+	req := s.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
 	tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil).AddRtAttr(nl.CTA_PROTO_NUM, []byte{byte(protocol)})
 	req.AddData(tuple)
@@ -68,10 +73,10 @@ func list(family intent.Family, protocol intent.Protocol, match func(Flow) bool)
 }
 
 // remove deletes flows. One that has ended meanwhile counts too.
-func remove(family intent.Family, flows [][]byte) (n int, err error) {
+func (s *socket) remove(flows [][]byte) (n int, err error) {
 	failures := 0
 	for _, f := range flows {
-		req := request(family, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+		req := s.request(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
 		req.AddRawData(f)
 		if _, e := req.Execute(unix.NETLINK_NETFILTER, 0); e != nil && !errors.Is(e, fs.ErrNotExist) {
 			failures, err = failures+1, e
@@ -85,13 +90,34 @@ func remove(family intent.Family, flows [][]byte) (n int, err error) {
 	return n, err
 }
 
-func request(family intent.Family, what, flags int) *nl.NetlinkRequest {
-	af := uint8(unix.AF_INET)
+// socket asks about flows of a family.
+type socket struct {
+	nl.SocketHandle
+	af uint8
+}
+
+// open opens a socket. It is used for all of a pass: whoever closes one may have to wait until nf_tables has freed what was deleted
+// before.
+func open(family intent.Family) (*socket, error) {
+	s := &socket{af: unix.AF_INET}
 	if family == intent.IPv6 {
-		af = unix.AF_INET6
+		s.af = unix.AF_INET6
 	}
+	var err error
+	if s.Socket, err = nl.Subscribe(unix.NETLINK_NETFILTER); err != nil {
+		return nil, fmt.Errorf("open a netlink socket to conntrack: %w", err)
+	}
+	if err := errors.Join(s.Socket.SetSendTimeout(&nl.SocketTimeoutTv), s.Socket.SetReceiveTimeout(&nl.SocketTimeoutTv)); err != nil {
+		s.Socket.Close()
+		return nil, fmt.Errorf("set up a netlink socket to conntrack: %w", err)
+	}
+	return s, nil
+}
+
+func (s *socket) request(what, flags int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|what, flags)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: af, Version: nl.NFNETLINK_V0})
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: &s.SocketHandle}
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: s.af, Version: nl.NFNETLINK_V0})
 	return req
 }
 

@@ -37,7 +37,12 @@ func inNamespace[T testing.TB](t T, test func(t T)) {
 func put(t testing.TB, protocol intent.Protocol, client, dst, from string, answered bool) {
 	t.Helper()
 	c, d, f := ap(client), ap(dst), ap(from)
-	req := request(intent.FamilyOf(c.Addr()), nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE)
+	s, err := open(intent.FamilyOf(c.Addr()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Socket.Close()
+	req := s.request(nl.IPCTNL_MSG_CT_NEW, unix.NLM_F_ACK|unix.NLM_F_CREATE)
 	tuple := func(kind int, src, dst netip.AddrPort) {
 		srcKind, dstKind := nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST
 		if src.Addr().Is6() {
