@@ -155,12 +155,18 @@ func (o *registerOptions) pod(name string) (*corev1.Pod, error) {
 		},
 		Spec: corev1.PodSpec{
 			RuntimeClassName: ptr.To(externalpod.RuntimeClass), NodeName: o.node, AutomountServiceAccountToken: ptr.To(false),
-			EnableServiceLinks: ptr.To(false),
+			EnableServiceLinks: ptr.To(false), Tolerations: stay,
 			Containers: []corev1.Container{{
 				Name: externalpod.Image, Image: externalpod.Image, ImagePullPolicy: corev1.PullNever, Ports: ports, ReadinessProbe: probe,
 			}},
 		},
 	}, nil
+}
+
+// stay keeps a server registered when the node that asks it is lost: nothing would register it again.
+var stay = []corev1.Toleration{
+	{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+	{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 }
 
 func parsePort(text string) (corev1.ContainerPort, error) {

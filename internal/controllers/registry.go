@@ -35,6 +35,7 @@ import (
 	"portal/internal/controllers/servicecidr"
 	"portal/internal/controllers/statefulset"
 	"portal/internal/controllers/storagemigration"
+	"portal/internal/controllers/tainteviction"
 )
 
 // runner is a controller that has been constructed and not yet started.
@@ -59,6 +60,7 @@ var registry = []struct {
 	{"mirror", newMirror},
 	{"namespace", newNamespace},
 	{"node", newNode},
+	{tainteviction.Name, newTaintEviction},
 	{"garbage", newGarbage},
 	{servicecidr.Name, newServiceCIDR},
 	{resourcequota.Name, newResourceQuota},
@@ -95,6 +97,7 @@ var accounts = map[string]string{
 	"mirror":                   "endpointslicemirroring-controller",
 	"namespace":                "namespace-controller",
 	"node":                     "node-controller",
+	tainteviction.Name:         "node-controller",
 	"garbage":                  "generic-garbage-collector",
 	servicecidr.Name:           "service-cidrs-controller",
 	resourcequota.Name:         "resourcequota-controller",
@@ -170,6 +173,12 @@ func newNode(s *shared) (runner, error) {
 		Client: s.as("node").client, Recorder: s.recorder, Nodes: s.nodes(), Leases: s.leases(), Pods: s.pods(), Clock: s.cfg.Clock,
 		GracePeriod: s.cfg.NodeGracePeriod, MonitorPeriod: s.cfg.NodeMonitorPeriod,
 		Ranges: ranges, Reserved: s.cfg.ServiceCIDRs,
+	})
+}
+
+func newTaintEviction(s *shared) (runner, error) {
+	return tainteviction.New(tainteviction.Deps{
+		Client: s.as(tainteviction.Name).client, Recorder: s.recorder, Nodes: s.nodes(), Pods: s.pods(), Clock: s.cfg.Clock, Workers: 8,
 	})
 }
 

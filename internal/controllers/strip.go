@@ -1,11 +1,14 @@
 package controllers
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresources "k8s.io/component-helpers/resource"
+	"k8s.io/utils/ptr"
 
 	"portal/internal/clusterdns"
 )
@@ -86,6 +89,9 @@ func stripJobPod(pod, out *corev1.Pod) *corev1.Pod {
 // stripScheduling keeps what decides where a Pod goes, and of one that has its node what others have to respect: what it
 // takes, and whom it wants far.
 func stripScheduling(pod, out *corev1.Pod) {
+	if pod.Spec.NodeName != "" {
+		out.Spec.Tolerations = stripTolerations(pod.Spec.Tolerations)
+	}
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return
 	}
@@ -110,6 +116,21 @@ func stripScheduling(pod, out *corev1.Pod) {
 			out.Status.Conditions = append(out.Status.Conditions, c)
 		}
 	}
+}
+
+// stripTolerations keeps those that let a Pod stay where it is. What nearly all Pods have is kept once for all.
+func stripTolerations(in []corev1.Toleration) []corev1.Toleration {
+	out := slices.DeleteFunc(slices.Clone(in), func(t corev1.Toleration) bool { return t.Effect != "" && t.Effect != corev1.TaintEffectNoExecute })
+	if equality.Semantic.DeepEqual(out, briefly) {
+		return briefly
+	}
+	return slices.Clip(out)
+}
+
+// briefly are the tolerations that the API server gives to Pods.
+var briefly = []corev1.Toleration{
+	{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To[int64](300)},
+	{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To[int64](300)},
 }
 
 // stripOwned keeps the one owner that counts: the controller.

@@ -110,7 +110,12 @@ func Taints(n *corev1.Node) []corev1.Taint {
 
 // Tolerates says whether one of the tolerations covers a taint.
 func Tolerates(tolerations []corev1.Toleration, taint corev1.Taint) bool {
-	return slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool {
+	return Toleration(tolerations, taint) != nil
+}
+
+// Toleration is the first of the tolerations that covers a taint, or nil.
+func Toleration(tolerations []corev1.Toleration, taint corev1.Taint) *corev1.Toleration {
+	i := slices.IndexFunc(tolerations, func(t corev1.Toleration) bool {
 		if t.Effect != "" && t.Effect != taint.Effect || t.Key != "" && t.Key != taint.Key {
 			return false
 		}
@@ -122,6 +127,10 @@ func Tolerates(tolerations []corev1.Toleration, taint corev1.Taint) bool {
 		}
 		return false
 	})
+	if i < 0 {
+		return nil
+	}
+	return &tolerations[i]
 }
 
 func (q *question) selector(n *node) []string {

@@ -54,7 +54,7 @@ func (p *podCollector) collect(ctx context.Context) {
 	for i, obj := range objs {
 		pods[i] = obj.(*corev1.Pod)
 	}
-	for _, pod := range slices.Concat(p.finished(pods), p.podsOnMissingNodes(ctx, pods), p.podsWithoutAgent(ctx, pods), unscheduled(pods)) {
+	for _, pod := range slices.Concat(p.finished(pods), p.podsOnMissingNodes(ctx, pods), p.podsWithoutAgent(ctx, pods), p.podsOutOfService(pods), unscheduled(pods)) {
 		if err := p.delete(ctx, pod); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Info("deleting a Pod failed, retrying", "pod", klog.KObj(pod), "err", err)
 		}
@@ -146,6 +146,28 @@ func (p *podCollector) podsWithoutAgent(ctx context.Context, pods []*corev1.Pod)
 	return out
 }
 
+// podsOutOfService are Pods that are being deleted on a node which is not ready, and of which somebody says that it is off: nothing of them
+// runs any more, and what they hold may go to others.
+func (p *podCollector) podsOutOfService(pods []*corev1.Pod) []*corev1.Pod {
+	var out []*corev1.Pod
+	for _, pod := range pods {
+		if pod.DeletionTimestamp == nil {
+			continue
+		}
+		if obj, there, _ := p.nodes.GetStore().GetByKey(pod.Spec.NodeName); there && outOfService(obj.(*corev1.Node)) {
+			out = append(out, pod)
+		}
+	}
+	return out
+}
+
+func outOfService(node *corev1.Node) bool {
+	ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+	return !ready && slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
+}
+
 // unscheduled are Pods that are being deleted and have no node that would end them. One with finalizers waits for
 // those, and until then its state is not for others to change.
 func unscheduled(pods []*corev1.Pod) []*corev1.Pod {
@@ -162,17 +184,18 @@ func unscheduled(pods []*corev1.Pod) []*corev1.Pod {
 func (p *podCollector) delete(ctx context.Context, pod *corev1.Pod) error {
 	client := p.client.CoreV1().Pods(pod.Namespace)
 	if !done(pod) {
-		patch, err := json.Marshal(map[string]any{
-			"metadata": map[string]any{"uid": pod.UID},
-			"status": map[string]any{
-				"phase": corev1.PodFailed,
-				"conditions": []map[string]any{{
-					"type": corev1.DisruptionTarget, "status": corev1.ConditionTrue,
-					"lastTransitionTime": metav1.NewTime(p.clock.Now()),
-					"reason":             "DeletionByPodGC", "message": "no node runs the Pod",
-				}},
-			},
-		})
+		status := map[string]any{"phase": corev1.PodFailed}
+		// One that was evicted before says so.
+		if !slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue
+		}) {
+			status["conditions"] = []map[string]any{{
+				"type": corev1.DisruptionTarget, "status": corev1.ConditionTrue,
+				"lastTransitionTime": metav1.NewTime(p.clock.Now()),
+				"reason":             "DeletionByPodGC", "message": "no node runs the Pod",
+			}}
+		}
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
 		if err != nil {
 			return err
 		}

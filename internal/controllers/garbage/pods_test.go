@@ -162,3 +162,28 @@ func TestPodsBeingDeletedOnANodeWithoutAnAgentGo(t *testing.T) {
 		t.Errorf("when their time is over: %s", got)
 	}
 }
+
+func TestPodsBeingDeletedOnANodeThatIsOutOfServiceGo(t *testing.T) {
+	r := newPodRig(t, 100)
+	now := metav1.Now()
+	deleting := func(p *corev1.Pod) { p.DeletionTimestamp = &now }
+	taint := func(n *corev1.Node) {
+		n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute}}
+	}
+	is := func(status corev1.ConditionStatus) func(*corev1.Node) {
+		return func(n *corev1.Node) {
+			n.Status.NodeInfo.KubeletVersion = "v1.37.1"
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}
+		}
+	}
+	r.node("off", is(corev1.ConditionUnknown), taint)
+	r.node("lost", is(corev1.ConditionUnknown))
+	r.node("on", is(corev1.ConditionTrue), taint)
+	for _, node := range []string{"off", "lost", "on"} {
+		r.add(node+"-deleted", node, corev1.PodRunning, deleting)
+		r.add(node, node, corev1.PodRunning)
+	}
+	if got := r.left(); got != "[lost lost-deleted off on on-deleted]" {
+		t.Errorf("left: %s", got)
+	}
+}

@@ -78,9 +78,35 @@ func (c *Controller) monitorAll(ctx context.Context) {
 		}
 		return
 	}
-	for _, node := range nodes {
-		if err := c.judge(ctx, node); err != nil && ctx.Err() == nil {
+	failed := func(node *corev1.Node, err error) {
+		if ctx.Err() == nil {
 			klog.FromContext(ctx).Info("updating a node's state failed, retrying", "node", node.Name, "err", err)
+		}
+	}
+	zones := map[string]zone{}
+	var judged []verdict
+	for _, node := range nodes {
+		v, err := c.judge(ctx, node)
+		if err != nil {
+			failed(node, err)
+			continue
+		}
+		judged = append(judged, v)
+		if v.leased && !excluded(node) {
+			z := zones[zoneOf(node)]
+			if v.status == corev1.ConditionTrue {
+				z.ready++
+			} else {
+				z.lost++
+			}
+			zones[zoneOf(node)] = z
+		}
+	}
+	c.setIsolated(ctx, isolated(zones))
+	maps.DeleteFunc(c.evicted, func(name string, _ time.Time) bool { _, there := zones[name]; return !there })
+	for _, v := range judged {
+		if err := c.settle(ctx, v, zones[zoneOf(v.node)]); err != nil {
+			failed(v.node, err)
 		}
 	}
 }
@@ -111,44 +137,61 @@ func (c *Controller) canRenew(ctx context.Context) bool {
 	return reason == ""
 }
 
-// judge brings a node's conditions, taints and Pods in line with its Lease. A node that never had a Lease is left alone:
-// somebody else keeps its status, or nobody does.
-func (c *Controller) judge(ctx context.Context, node *corev1.Node) error {
+// verdict is what a round finds out about a node.
+type verdict struct {
+	node   *corev1.Node
+	status corev1.ConditionStatus
+	leased bool // it has, or had, a Lease
+}
+
+// judge finds out how a node is, and marks one Unknown whose Lease is too old. A node that never had a Lease is left alone: somebody else
+// keeps its status, or nobody does.
+func (c *Controller) judge(ctx context.Context, node *corev1.Node) (verdict, error) {
 	now := c.Clock.Now()
 	last, known := c.health[node.Name]
 	lease, err := c.leases.Get(node.Name)
 	if err == nil && lease.Spec.RenewTime != nil && (!known || !lease.Spec.RenewTime.Equal(&last.renewed)) {
 		last = pulse{renewed: *lease.Spec.RenewTime, at: now, ready: last.ready}
 	} else if !known {
-		if readiness(node) == corev1.ConditionTrue {
-			return c.taint(ctx, node, corev1.ConditionTrue) // every new Node bears the taint of one that is not ready
-		}
-		return nil
+		return verdict{node: node, status: readiness(node)}, nil
 	}
+	c.health[node.Name] = last
 	status := readiness(node)
 	if now.Sub(last.at) > c.GracePeriod && status != corev1.ConditionUnknown {
 		alive, err := c.renewedSince(ctx, node.Name, last)
-		if err != nil || alive {
-			c.health[node.Name] = last
-			return err
+		if err != nil {
+			return verdict{}, err
 		}
-		if node, err = c.markUnknown(ctx, node); err != nil {
-			return err
+		if !alive {
+			if node, err = c.markUnknown(ctx, node); err != nil {
+				return verdict{}, err
+			}
+			status = corev1.ConditionUnknown
 		}
-		status = corev1.ConditionUnknown
 	}
-	was := last.ready
-	if err := c.taint(ctx, node, status); err != nil {
+	return verdict{node: node, status: status, leased: true}, nil
+}
+
+// settle brings a node's taints and Pods in line with its state.
+func (c *Controller) settle(ctx context.Context, v verdict, z zone) error {
+	if !v.leased {
+		if v.status == corev1.ConditionTrue {
+			return c.taint(ctx, v, z) // every new Node bears the taint of one that is not ready
+		}
+		return nil
+	}
+	if err := c.taint(ctx, v, z); err != nil {
 		return err
 	}
+	last := c.health[v.node.Name]
 	// A node that reports itself not ready still reports its Pods, so they are marked only once; those of a silent node each time.
-	if status == corev1.ConditionUnknown || status == corev1.ConditionFalse && was == corev1.ConditionTrue {
-		if err := c.podsNotReady(ctx, node); err != nil {
+	if v.status == corev1.ConditionUnknown || v.status == corev1.ConditionFalse && last.ready == corev1.ConditionTrue {
+		if err := c.podsNotReady(ctx, v.node); err != nil {
 			return err
 		}
 	}
-	last.ready = status
-	c.health[node.Name] = last
+	last.ready = v.status
+	c.health[v.node.Name] = last
 	return nil
 }
 
@@ -204,47 +247,6 @@ func (c *Controller) markUnknown(ctx context.Context, node *corev1.Node) (*corev
 	}
 	c.Recorder.Eventf(updated, corev1.EventTypeNormal, "NodeNotReady", "node %s has not renewed its Lease for %s", node.Name, c.GracePeriod)
 	return updated, nil
-}
-
-var healthTaints = []string{corev1.TaintNodeUnreachable, corev1.TaintNodeNotReady}
-
-// taint puts the taints on a node that go with its readiness, and takes off the others of the kind.
-func (c *Controller) taint(ctx context.Context, node *corev1.Node, status corev1.ConditionStatus) error {
-	var key string
-	switch status {
-	case corev1.ConditionUnknown:
-		key = corev1.TaintNodeUnreachable
-	case corev1.ConditionFalse:
-		key = corev1.TaintNodeNotReady
-	}
-	taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool {
-		return t.Key != key && slices.Contains(healthTaints, t.Key)
-	})
-	now := metav1.NewTime(c.Clock.Now())
-	for _, effect := range []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute} {
-		has := slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.Key == key && t.Effect == effect })
-		if key == "" || has {
-			continue
-		}
-		taint := corev1.Taint{Key: key, Effect: effect}
-		if effect == corev1.TaintEffectNoExecute {
-			taint.TimeAdded = &now
-		}
-		taints = append(taints, taint)
-	}
-	if len(taints) == len(node.Spec.Taints) && slices.EqualFunc(taints, node.Spec.Taints, func(a, b corev1.Taint) bool { return a.MatchTaint(&b) }) {
-		return nil
-	}
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion},
-		"spec":     map[string]any{"taints": taints},
-	})
-	if err != nil {
-		return err
-	}
-	// A merge patch replaces the list, and the resourceVersion sees to it that nobody else's taint is lost.
-	_, err = c.Client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	return err
 }
 
 func (c *Controller) podsNotReady(ctx context.Context, node *corev1.Node) error {

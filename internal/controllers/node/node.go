@@ -1,5 +1,5 @@
 // Package node looks after Nodes: it notices when one has stopped renewing its Lease, so that its Pods leave the
-// endpoints, and hands each its part of the cluster's Pod addresses. It runs no Pods and evicts none.
+// endpoints and can be evicted, and hands each its part of the cluster's Pod addresses. It runs no Pods and evicts none itself.
 package node
 
 import (
@@ -45,8 +45,11 @@ type Controller struct {
 	health map[string]pulse // only the monitor's goroutine uses it
 	// suspended says that nodes could not renew their Leases when last checked.
 	suspended bool
-	wake      chan struct{} // has the monitor look at once
-	queue     *queue.Queue
+	// isolated says that no node was ready when last checked, evicted when a zone last had a node's Pods evicted. They are the monitor's too.
+	isolated bool
+	evicted  map[string]time.Time
+	wake     chan struct{} // has the monitor look at once
+	queue    *queue.Queue
 
 	mu       sync.Mutex
 	pools    []*pool
@@ -63,6 +66,7 @@ func New(deps Deps) (*Controller, error) {
 		nodes:    corelisters.NewNodeLister(deps.Nodes.GetIndexer()),
 		leases:   coordinationlisters.NewLeaseLister(deps.Leases.GetIndexer()).Leases(corev1.NamespaceNodeLease),
 		health:   map[string]pulse{},
+		evicted:  map[string]time.Time{},
 		wake:     make(chan struct{}, 1),
 		reserved: map[string][]netip.Prefix{},
 	}
