@@ -39,9 +39,10 @@ func (w *worker) watchProbes(ctx context.Context, pod *corev1.Pod, want []life.P
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		w.probes[p] = cancel
-		since := w.statuses[p.Run].Started
+		since, timing := w.statuses[p.Run].Started, probe.TimingOf(spec)
+		timing.AwaitPort = p.Kind != life.Liveness // which counts every failure
 		w.helpers.Go(func() {
-			probe.Watch(ctx, probe.TimingOf(spec), since, check, func(r probe.Result) {
+			probe.Watch(ctx, timing, since, check, func(r probe.Result) {
 				w.mu.Lock()
 				w.observed.Probes[p] = life.ProbeResult{Success: r.Success, Message: r.Message}
 				w.mu.Unlock()

@@ -14,9 +14,11 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
@@ -141,7 +143,7 @@ func get(ctx context.Context, t Target, a *corev1.HTTPGetAction, port int) error
 			request.Header[name] = values[1:]
 		}
 	}
-	response, err := client().Do(request)
+	response, err := client.Do(request)
 	if err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
 			return errors.New("no answer in time from " + target.Redacted())
@@ -156,17 +158,19 @@ func get(ctx context.Context, t Target, a *corev1.HTTPGetAction, port int) error
 	return nil
 }
 
-// client trusts any certificate: a probe asks whether somebody answers, not who.
-func client() *http.Client {
-	return &http.Client{
-		Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true, Proxy: nil, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
-		CheckRedirect: func(r *http.Request, via []*http.Request) error {
-			if r.URL.Hostname() != via[0].URL.Hostname() || len(via) >= 10 {
-				return http.ErrUseLastResponse
-			}
-			return nil
-		},
-	}
+// client trusts any certificate: a probe asks whether somebody answers, not who. It keeps no connection. Requests and answers are
+// small, and so are its buffers.
+var client = &http.Client{
+	Transport: &http.Transport{
+		DisableKeepAlives: true, DisableCompression: true, Proxy: nil, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		ReadBufferSize: 1 << 10, WriteBufferSize: 1 << 10,
+	},
+	CheckRedirect: func(r *http.Request, via []*http.Request) error {
+		if r.URL.Hostname() != via[0].URL.Hostname() || len(via) >= 10 {
+			return http.ErrUseLastResponse
+		}
+		return nil
+	},
 }
 
 func connect(ctx context.Context, host string, port int) error {
@@ -179,7 +183,10 @@ func connect(ctx context.Context, host string, port int) error {
 
 func health(ctx context.Context, t Target, a *corev1.GRPCAction) error {
 	address := net.JoinHostPort(t.Address.String(), strconv.Itoa(int(a.Port)))
-	c, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent("kube-probe/1.37"))
+	// Within the probe's time-out it connects again soon: the default is a second, which is the default time-out.
+	again := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 2 * firstPause, Multiplier: 1.5, Jitter: 0.2, MaxDelay: maxPause}, MinConnectTimeout: 20 * time.Second}
+	c, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent("kube-probe/1.37"),
+		grpc.WithConnectParams(again))
 	if err != nil {
 		return err
 	}
@@ -202,6 +209,9 @@ func health(ctx context.Context, t Target, a *corev1.GRPCAction) error {
 type Timing struct {
 	InitialDelay, Period, Timeout      time.Duration
 	SuccessThreshold, FailureThreshold int
+	// AwaitPort has the first check of a container that has just started wait, a period at most, until something listens at its port. Nobody
+	// notices the attempts before, and a server that listens after some milliseconds need not wait for the second check.
+	AwaitPort bool
 }
 
 // TimingOf reads a probe's fields.
@@ -234,6 +244,9 @@ func Watch(ctx context.Context, t Timing, since time.Time, check Check, report f
 		}
 		start := time.Now()
 		err := ask(ctx, t.Timeout, check)
+		if t.AwaitPort && last == nil && count == 0 {
+			err = t.awaitPort(ctx, since.Add(t.InitialDelay+t.Period), err, check)
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -258,6 +271,24 @@ func Watch(ctx context.Context, t Timing, since time.Time, check Check, report f
 		}
 		wait = max(t.Period-time.Since(start), 0)
 	}
+}
+
+const (
+	firstPause = 5 * time.Millisecond
+	maxPause   = 250 * time.Millisecond
+)
+
+// awaitPort checks again while connections are refused, at growing intervals.
+func (t Timing) awaitPort(ctx context.Context, until time.Time, err error, check Check) error {
+	for pause := firstPause; errors.Is(err, syscall.ECONNREFUSED) && time.Now().Add(pause).Before(until); pause = min(pause*3/2, maxPause) {
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(pause):
+		}
+		err = ask(ctx, t.Timeout, check)
+	}
+	return err
 }
 
 func ask(ctx context.Context, timeout time.Duration, check Check) error {

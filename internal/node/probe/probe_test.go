@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -174,5 +175,83 @@ func TestWatch(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestAwaitPort: a server that listens soon after it started is found soon, and the attempts before are not counted.
+func TestAwaitPort(t *testing.T) {
+	refused := fmt.Errorf("dial: %w", syscall.ECONNREFUSED)
+	for _, c := range []struct {
+		name    string
+		started time.Duration // before the first check
+		listens time.Duration // after it
+		answer  error
+		within  time.Duration
+		want    string // the first results
+	}{
+		{"soon", 0, 40 * time.Millisecond, nil, 90 * time.Millisecond, "+"},
+		{"late", 0, 700 * time.Millisecond, nil, 950 * time.Millisecond, "+"},
+		{"not in the first period", 0, 1500 * time.Millisecond, nil, 2 * time.Second, "-+"},
+		{"something else is wrong", 0, 10 * time.Millisecond, errors.New("HTTP status 500"), time.Second, "-"},
+		{"it ran long ago", time.Minute, 40 * time.Millisecond, nil, time.Second, "-+"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				begin := time.Now()
+				got, asked, failures := "", 0, 0
+				timing := Timing{Period: time.Second, Timeout: time.Second, SuccessThreshold: 1, FailureThreshold: 1, AwaitPort: true}
+				Watch(ctx, timing, begin.Add(-c.started), func(context.Context) error {
+					if asked++; time.Since(begin) < c.listens {
+						return refused
+					}
+					return c.answer
+				}, func(r Result) {
+					got += map[bool]string{true: "+", false: "-"}[r.Success]
+					if r.Success || c.answer != nil {
+						cancel()
+					}
+				}, func(string) { failures++ })
+				if took := time.Since(begin); got != c.want || took > c.within || asked > 30 {
+					t.Errorf("%s after %v and %d checks, want %s within %v", got, took, asked, c.want, c.within)
+				}
+				if want := strings.Count(c.want, "-"); failures < want || failures > want+1 {
+					t.Errorf("%d failures are reported", failures)
+				}
+			})
+		})
+	}
+	// Without it, the next check is a period later.
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		begin := time.Now()
+		Watch(ctx, Timing{Period: time.Second, Timeout: time.Second, SuccessThreshold: 1, FailureThreshold: 3}, begin, func(context.Context) error {
+			if time.Since(begin) < time.Millisecond {
+				return refused
+			}
+			return nil
+		}, func(Result) { cancel() }, func(string) {})
+		if took := time.Since(begin); took != time.Second {
+			t.Errorf("a success after %v", took)
+		}
+	})
+}
+
+// TestRefusedConnections: every kind of probe that connects says so, which is what waiting for a port goes by.
+func TestRefusedConnections(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddrPort(l.Addr().String())
+	_ = l.Close()
+	port := intstr.FromInt32(int32(at.Port()))
+	for name, h := range map[string]corev1.ProbeHandler{
+		"http": {HTTPGet: &corev1.HTTPGetAction{Port: port}},
+		"tcp":  {TCPSocket: &corev1.TCPSocketAction{Port: port}},
+	} {
+		if err := ask1(t, h, Target{Address: at.Addr()}); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
