@@ -189,14 +189,7 @@ func (p *Pod) launch(config SandboxConfig) error {
 		return fmt.Errorf("start the shim: %w", err)
 	}
 	// It is this process's child for as long as this process lives.
-	go func() {
-		var status unix.WaitStatus
-		for {
-			if _, err := unix.Wait4(pid, &status, 0, nil); !errors.Is(err, unix.EINTR) {
-				return
-			}
-		}
-	}()
+	go reap(pid)
 	// When memory is scarce, its containers go before it does. Where this process may not say so, it is as others are.
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(shimOOMScore), 0)
 	joined := p.runtime.Cgroups.Join(shims, pid)
@@ -217,6 +210,30 @@ func (p *Pod) launch(config SandboxConfig) error {
 	}
 	p.PID = pid
 	return nil
+}
+
+// reap waits until a child ends. It is parked meanwhile, and takes no thread: there is one for each Pod.
+func reap(pid int) {
+	ended := func(options int) bool {
+		for {
+			n, err := unix.Wait4(pid, nil, options, nil)
+			if !errors.Is(err, unix.EINTR) {
+				return n == pid || err != nil
+			}
+		}
+	}
+	if fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK); err == nil {
+		f := os.NewFile(uintptr(fd), "pidfd")
+		defer f.Close()
+		over := false
+		if raw, err := f.SyscallConn(); err == nil {
+			_ = raw.Read(func(uintptr) bool { over = ended(unix.WNOHANG); return over })
+		}
+		if over {
+			return
+		}
+	}
+	ended(0) // a kernel before 5.10
 }
 
 func writeJSON(path string, v any) error {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -62,7 +63,18 @@ func Dial(dir string) (*Client, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("connect to the shim: %w", err)
 	}
-	return &Client{fd: fd}, nil
+	// From here on who waits for an answer is parked, and takes no thread: an agent waits for each of its Pods.
+	if err := unix.SetNonblock(fd, true); err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), SocketFile)
+	raw, err := file.SyscallConn()
+	if err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	return &Client{fd: fd, file: file, raw: raw}, nil
 }
 
 // dialTimeout is how long a shim may take to accept a connection, and what is sent to it.
@@ -84,6 +96,8 @@ func connect(fd int, address unix.Sockaddr) error {
 // Client is the agent's end of a connection.
 type Client struct {
 	fd       int
+	file     *os.File // of fd
+	raw      syscall.RawConn
 	mu       sync.Mutex
 	released bool
 }
@@ -103,7 +117,7 @@ func (c *Client) Release() {
 	defer c.mu.Unlock()
 	if !c.released {
 		c.released = true
-		_ = unix.Close(c.fd)
+		_ = c.file.Close()
 	}
 }
 
@@ -129,13 +143,18 @@ func (c *Client) Send(r *Request, body any, files ...*os.File) error {
 	if len(fds) > 0 {
 		rights = unix.UnixRights(fds...)
 	}
-	for {
+	for end := time.Now().Add(dialTimeout); ; {
 		c.mu.Lock()
 		if c.released { // the number may be another's by now
 			c.mu.Unlock()
 			return os.ErrClosed
 		}
 		err := unix.Sendmsg(c.fd, data, rights, nil, unix.MSG_NOSIGNAL)
+		if left := time.Until(end); errors.Is(err, unix.EAGAIN) && left > 0 {
+			poll := []unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLOUT}}
+			_, _ = unix.Poll(poll, int(left.Milliseconds())+1)
+			err = unix.EINTR // it has room now, or time is over
+		}
 		c.mu.Unlock()
 		if !errors.Is(err, unix.EINTR) {
 			return err
@@ -146,7 +165,14 @@ func (c *Client) Send(r *Request, body any, files ...*os.File) error {
 // Receive waits for an answer. io.EOF: the shim is gone.
 func (c *Client) Receive() (*Answer, []*os.File, error) {
 	var a Answer
-	files, err := receive(c.fd, &a)
+	var files []*os.File
+	var err error
+	if e := c.raw.Read(func(fd uintptr) bool {
+		files, err = receive(int(fd), &a)
+		return !errors.Is(err, unix.EAGAIN)
+	}); e != nil {
+		return &a, nil, e
+	}
 	return &a, files, err
 }
 
@@ -179,27 +205,39 @@ func inMemory(v any) (*os.File, error) {
 	return f, err
 }
 
+// receive takes the next packet. It waits for it if the descriptor does.
 func receive(fd int, into any) ([]*os.File, error) {
-	buf, rights := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(4*8))
+	// Its size first: who waits, which may be for days, holds no buffer.
+	size, err := recvmsg(fd, nil, nil, unix.MSG_PEEK|unix.MSG_TRUNC)
+	if err != nil {
+		return nil, err
+	}
+	buf, rights := make([]byte, min(size.n, maxPacket)+1), make([]byte, unix.CmsgSpace(4*8))
+	got, err := recvmsg(fd, buf, rights, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	files := receivedFiles(rights[:got.rights])
+	if got.n == 0 && len(files) == 0 {
+		return nil, io.EOF
+	}
+	if got.flags&unix.MSG_TRUNC != 0 || got.n > maxPacket {
+		for _, f := range files {
+			_ = f.Close()
+		}
+		return nil, fmt.Errorf("a packet of more than %d bytes", maxPacket)
+	}
+	return files, json.Unmarshal(buf[:got.n], into)
+}
+
+type received struct{ n, rights, flags int }
+
+func recvmsg(fd int, buf, rights []byte, flags int) (received, error) {
 	for {
-		n, oobn, flags, _, err := unix.Recvmsg(fd, buf, rights, unix.MSG_CMSG_CLOEXEC)
-		if errors.Is(err, unix.EINTR) {
-			continue
+		n, oobn, got, _, err := unix.Recvmsg(fd, buf, rights, flags)
+		if !errors.Is(err, unix.EINTR) {
+			return received{n, oobn, got}, err
 		}
-		if err != nil {
-			return nil, err
-		}
-		files := receivedFiles(rights[:oobn])
-		if n == 0 && len(files) == 0 {
-			return nil, io.EOF
-		}
-		if flags&unix.MSG_TRUNC != 0 {
-			for _, f := range files {
-				_ = f.Close()
-			}
-			return nil, fmt.Errorf("a packet of more than %d bytes", len(buf))
-		}
-		return files, json.Unmarshal(buf[:n], into)
 	}
 }
 
