@@ -1,0 +1,213 @@
+package spec
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+const (
+	beta = "service.beta.kubernetes.io/"
+	aws  = beta + "aws-load-balancer-"
+)
+
+// reader gathers what a Service's annotations say.
+type reader struct {
+	svc      *corev1.Service
+	out      *Balancer
+	problems []Problem
+
+	backend  Protocol // of aws-load-balancer-backend-protocol
+	sslPorts string
+	// A time-out may be given without draining being turned on.
+	drainingOn      bool
+	drainingTimeout time.Duration
+}
+
+// annotation is one that is known: how its value is read.
+type annotation func(r *reader, key, value string)
+
+// Read finds out what a Service asks of its balancer. What is wrong with an annotation is a problem, and the annotation has no effect.
+func Read(svc *corev1.Service) (*Balancer, []Problem) {
+	r := &reader{svc: svc, out: &Balancer{
+		AccessLog:   AccessLog{Interval: time.Hour},
+		HealthCheck: HealthCheck{Healthy: 2, Unhealthy: 6, Interval: 10 * time.Second, Timeout: 5 * time.Second},
+	}}
+	r.readSpec()
+	for _, key := range slices.Sorted(maps.Keys(svc.Annotations)) {
+		value := svc.Annotations[key]
+		if read := annotations[key]; read != nil {
+			read(r, key, value)
+			continue
+		}
+		if looksLikeBalancer(key) {
+			r.out.Unknown = append(r.out.Unknown, key)
+		}
+	}
+	if len(r.out.Unknown) > 0 {
+		r.problem(UnknownAnnotation, "not known and without effect: %s", strings.Join(r.out.Unknown, ", "))
+	}
+	r.combine()
+	return r.out, r.problems
+}
+
+func (r *reader) problem(reason, format string, args ...any) {
+	r.problems = append(r.problems, Problem{reason, fmt.Sprintf(format, args...)})
+}
+
+// invalid reports a value that is not allowed.
+func (r *reader) invalid(key, value, allowed string) {
+	r.problem(InvalidAnnotation, "%s: %q is not allowed: it must be %s", key, value, allowed)
+}
+
+// looksLikeBalancer: the key is in the way of a provider's annotations for balancers, so its author expects an effect.
+func looksLikeBalancer(key string) bool {
+	_, name, found := strings.Cut(key, "/")
+	if !found {
+		return false
+	}
+	return strings.Contains(name, "load-balancer") || strings.Contains(name, "loadbalancer")
+}
+
+func (r *reader) readSpec() {
+	s := &r.svc.Spec
+	r.out.Families = slices.Clone(s.IPFamilies)
+	r.out.RequireAll = s.IPFamilyPolicy != nil && *s.IPFamilyPolicy == corev1.IPFamilyPolicyRequireDualStack
+	r.out.Local = s.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	r.out.HealthCheckNodePort = uint16(s.HealthCheckNodePort)
+	if s.LoadBalancerIP != "" {
+		a, err := netip.ParseAddr(s.LoadBalancerIP)
+		if err != nil {
+			r.problem(InvalidSpec, "spec.loadBalancerIP: %q is not an IP address", s.LoadBalancerIP)
+		} else {
+			r.out.Addresses, r.out.AddressesFrom = []netip.Addr{a.Unmap()}, "spec.loadBalancerIP"
+		}
+	}
+	for i, text := range s.LoadBalancerSourceRanges {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			r.problem(InvalidSpec, "spec.loadBalancerSourceRanges[%d]: %q is not a prefix like 10.0.0.0/8", i, text)
+			continue
+		}
+		r.out.SourceRanges = append(r.out.SourceRanges, p.Masked())
+	}
+	for _, p := range s.Ports {
+		l := Listener{Name: p.Name, Protocol: p.Protocol, Port: uint16(p.Port), NodePort: uint16(p.NodePort)}
+		if p.AppProtocol != nil {
+			l.AppProtocol = *p.AppProtocol
+		}
+		r.out.Listeners = append(r.out.Listeners, l)
+	}
+}
+
+// combine settles what depends on several annotations, in whatever order they were read.
+func (r *reader) combine() {
+	b := r.out
+	if r.drainingOn {
+		b.Draining, b.DrainingSet = r.drainingTimeout, true
+		if b.Draining == 0 {
+			b.Draining = 300 * time.Second // what a classic balancer has if no time is given
+		}
+	} else if r.drainingTimeout > 0 {
+		r.problem(IgnoredAnnotation, "%sconnection-draining-timeout has no effect without %sconnection-draining-enabled: \"true\"", aws, aws)
+	}
+	if b.HealthCheck.Timeout >= b.HealthCheck.Interval {
+		r.problem(InvalidAnnotation, "%shealthcheck-timeout: %d is not allowed: it must be less than the interval, %d; the defaults 5 and 10 are used",
+			aws, int(b.HealthCheck.Timeout.Seconds()), int(b.HealthCheck.Interval.Seconds()))
+		b.HealthCheck.Timeout, b.HealthCheck.Interval = 5*time.Second, 10*time.Second
+	}
+	if version, found := r.svc.Annotations[ProxyProtocolVersionAnnotation]; found && b.ProxyProtocol > 0 && version == "2" {
+		b.ProxyProtocol = 2
+	} else if found && b.ProxyProtocol == 0 {
+		r.problem(IgnoredAnnotation, "%s has no effect without %sproxy-protocol: \"*\"", ProxyProtocolVersionAnnotation, aws)
+	}
+	if b.AccessLog.Enabled && b.AccessLog.Bucket == "" {
+		r.problem(IgnoredAnnotation, "%saccess-log-enabled has no effect without %saccess-log-s3-bucket-name", aws, aws)
+		b.AccessLog.Enabled = false
+	}
+	if r.sslPorts != "" && b.Certificate == "" {
+		r.problem(IgnoredAnnotation, "%sssl-ports has no effect without %sssl-cert", aws, aws)
+	}
+	if b.NegotiationPolicy != "" && b.Certificate == "" {
+		r.problem(IgnoredAnnotation, "%sssl-negotiation-policy has no effect without %sssl-cert", aws, aws)
+	}
+	r.listeners()
+}
+
+// listeners is the matrix of certificate and protocol. A port with a certificate speaks TLS to clients; http and https are read,
+// ssl and tcp passed on; https and ssl speak TLS to endpoints.
+func (r *reader) listeners() {
+	b := r.out
+	encrypted := r.encryptedPorts()
+	for i := range b.Listeners {
+		l := &b.Listeners[i]
+		switch l.Protocol {
+		case corev1.ProtocolUDP, corev1.ProtocolSCTP:
+			l.Client, l.Endpoint = UDP, UDP
+			if l.Protocol == corev1.ProtocolSCTP {
+				l.Client, l.Endpoint = SCTP, SCTP
+			}
+			if encrypted[l.Port] || r.backend != "" && r.backend != TCP || b.ProxyProtocol > 0 {
+				r.problem(IgnoredAnnotation, "port %d is %s: annotations that ask for TLS, HTTP or the PROXY protocol have no effect on it", l.Port, l.Protocol)
+			}
+			continue
+		}
+		l.Endpoint = r.backend
+		if l.Endpoint == "" {
+			l.Endpoint = TCP
+		}
+		read := l.Endpoint == HTTP || l.Endpoint == HTTPS
+		switch {
+		case read && encrypted[l.Port]:
+			l.Client = HTTPS
+		case read:
+			l.Client = HTTP
+		case encrypted[l.Port]:
+			l.Client = SSL
+		default:
+			l.Client = TCP
+		}
+		if b.NLB && l.Client != SSL && l.Client != TCP {
+			r.problem(IgnoredAnnotation, "%sbackend-protocol: %q has no effect on port %d: a network load balancer (%stype: nlb) reads no HTTP", aws, r.backend, l.Port, aws)
+			l.Client, l.Endpoint = TCP, TCP
+			if encrypted[l.Port] {
+				l.Client = SSL
+			}
+		}
+	}
+}
+
+// encryptedPorts are the TCP ports that TLS ends at.
+func (r *reader) encryptedPorts() map[uint16]bool {
+	out := map[uint16]bool{}
+	if r.out.Certificate == "" {
+		return out
+	}
+	all := r.sslPorts == "" || strings.TrimSpace(r.sslPorts) == "*"
+	for _, l := range r.out.Listeners {
+		if all && l.Protocol != corev1.ProtocolUDP && l.Protocol != corev1.ProtocolSCTP {
+			out[l.Port] = true
+		}
+	}
+	if all {
+		return out
+	}
+	for _, text := range strings.Split(r.sslPorts, ",") {
+		text = strings.TrimSpace(text)
+		i := slices.IndexFunc(r.out.Listeners, func(l Listener) bool {
+			return l.Name != "" && l.Name == text || strconv.Itoa(int(l.Port)) == text
+		})
+		if i < 0 {
+			r.problem(InvalidAnnotation, "%sssl-ports: %q is not allowed: it must be *, or the number or name of a port of the Service", aws, text)
+			continue
+		}
+		out[r.out.Listeners[i].Port] = true
+	}
+	return out
+}
