@@ -72,6 +72,7 @@ func newRootCommand() *cobra.Command {
 		newControllersCommand(),
 		newProxyCommand(),
 		newDNSCommand(),
+		newLBCommand(),
 		newNodeCommand(),
 		newImageCommand(),
 		newRegisterCommand(),

@@ -186,6 +186,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	} else if o.parts.proxy != "none" {
 		log.Warn("the proxy does not run", "why", may.noProxy)
 	}
+	o.parts.startBalancer(ctx, log, options.Name, who.lb, &beside)
 	return agent.Run(ctx)
 }
 
@@ -329,19 +330,19 @@ func (o *nodeOptions) options() (node.Options, error) {
 
 // nodeIdentities are who the parts of a node are to the API. A node reads its own Node only; a proxy, all of them.
 type nodeIdentities struct {
-	node, proxy, dns *rest.Config
-	renew            []func(context.Context)
+	node, proxy, dns, lb *rest.Config
+	renew                []func(context.Context)
 }
 
 // identities finds out how the API is reached: with a kubeconfig, or by joining. A machine that has joined as a node obtains its
-// other two identities as that node.
+// other identities as that node.
 func (o *nodeOptions) identities(ctx context.Context, log *slog.Logger, options node.Options) (*nodeIdentities, error) {
 	if o.kubeconfig != "" || !o.join.given() {
 		config, err := apiConfigAt("", o.kubeconfig)
 		if err != nil {
 			return nil, usageError{err}
 		}
-		return &nodeIdentities{node: config, proxy: config, dns: config}, nil
+		return &nodeIdentities{node: config, proxy: config, dns: config, lb: config}, nil
 	}
 	if err := o.join.validate(nil); err != nil {
 		return nil, usageError{err}
@@ -354,6 +355,9 @@ func (o *nodeOptions) identities(ctx context.Context, log *slog.Logger, options 
 	roles := map[identity.Role]**rest.Config{identity.Proxy: &out.proxy, identity.DNS: &out.dns}
 	if o.parts.dns == "none" {
 		delete(roles, identity.DNS)
+	}
+	if len(o.parts.balancers.pools) > 0 {
+		roles[identity.LB] = &out.lb
 	}
 	// Each of them waits for the server: together they take no longer than one.
 	var joining sync.WaitGroup

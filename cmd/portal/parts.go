@@ -18,7 +18,7 @@ import (
 	"portal/internal/proxy/conntrack"
 )
 
-// partOptions are the flags of the commands that run a proxy and DNS on this machine beside something else: portal up and
+// partOptions are the flags of the commands that run a proxy, DNS and a load balancer on this machine beside something else: portal up and
 // portal node.
 type partOptions struct {
 	dns               string
@@ -27,6 +27,7 @@ type partOptions struct {
 	configureSysctls  bool
 	healthz           string
 	conntrack         conntrack.Limits
+	balancers         balancerOptions
 }
 
 func (o *partOptions) addFlags(f *pflag.FlagSet, dnsAuto, sysctls string) {
@@ -35,6 +36,7 @@ func (o *partOptions) addFlags(f *pflag.FlagSet, dnsAuto, sysctls string) {
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", []string{"all"},
 		"addresses that node ports are served at: prefixes, primary (the node's own), localhost, all")
 	f.BoolVar(&o.configureSysctls, "configure-sysctls", false, sysctls)
+	o.balancers.addFlags(f, "load-balancer-", "; without one, no load balancer runs here")
 }
 
 // validate checks the flags before anything is started.
@@ -49,6 +51,9 @@ func (o *partOptions) validate() error {
 	}
 	if _, err := plan.ParseNodePortAddresses(o.nodePortAddresses); err != nil {
 		return fmt.Errorf("--nodeport-addresses: %w", err)
+	}
+	if _, err := o.balancers.read(); err != nil {
+		return err
 	}
 	if err := completeAddress(&o.healthz, "10256"); err != nil {
 		return fmt.Errorf("--proxy-healthz-bind-address: %w", err)

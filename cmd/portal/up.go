@@ -120,6 +120,9 @@ func (o *upOptions) start(cmd *cobra.Command, log *slog.Logger, info server.Info
 	if proxy.note == "" {
 		proxy = o.startProxy(cmd.Context(), log, info, beside)
 	}
+	if machine, err := machineName(""); err == nil {
+		o.parts.startBalancer(cmd.Context(), log, machine, info.As(identity.LB.User(machine), identity.LB.Group()), beside)
+	}
 	if cmd.Context().Err() != nil {
 		return nil
 	}

@@ -37,10 +37,11 @@ const (
 	Node  Role = "node"
 	Proxy Role = "proxy"
 	DNS   Role = "dns"
+	LB    Role = "lb"
 )
 
 // Roles are all of them.
-var Roles = []Role{Node, Proxy, DNS}
+var Roles = []Role{Node, Proxy, DNS, LB}
 
 // Signer signs the certificates of Portal's own roles: the name of a signer as in certificates.k8s.io.
 const Signer = "portal.dev/component-client"
@@ -102,7 +103,7 @@ func Parse(user string, groups []string) (Role, string, error) {
 		}
 		return r, machine, ValidMachine(machine)
 	}
-	return "", "", fmt.Errorf("the common name must begin with %s or %s", Proxy.User(""), DNS.User(""))
+	return "", "", fmt.Errorf("the common name must begin with %s, %s or %s", Proxy.User(""), DNS.User(""), LB.User(""))
 }
 
 // ValidMachine says what is wrong with the name of a machine: it must be one that a Node could have.

@@ -46,6 +46,8 @@ type Options struct {
 	ProxyMode string
 	// Zones is how many zones the nodes are spread over; 0: they are in none.
 	Zones int
+	// BalancerPools are the pools of the nodes' load balancers, as flags; empty: they have none.
+	BalancerPools []string
 	// ImageMap is a file that maps images to folders; empty: none.
 	ImageMap string
 	// ServiceCIDRs and ClusterCIDRs are the server's; empty: its defaults, and the usual Pod ranges.
@@ -384,6 +386,9 @@ func (l *Lab) nodeArgs(name string, index int, token, hash string) []string {
 	}
 	if l.ProxyMode != "" {
 		args = append(args, "--proxy-mode", l.ProxyMode)
+	}
+	for _, p := range l.BalancerPools {
+		args = append(args, "--load-balancer-pool", p)
 	}
 	if l.Zones > 0 {
 		args = append(args, "--zone", "zone-"+strconv.Itoa(index%l.Zones+1))

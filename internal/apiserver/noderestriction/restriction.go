@@ -1,6 +1,6 @@
 // Package noderestriction narrows what nodes may write to what is theirs, by looking at the objects: their Node without the labels
 // and taints that attract workloads, their Lease, mirror Pods and status of their Pods, tokens of these, certificates in their
-// own name. Whether a node may send such a request at all is decided in portal/internal/apiserver/authz/nodes.
+// own name. It does the same for the balancers of machines. Whether a node may send such a request at all is decided in portal/internal/apiserver/authz/nodes.
 package noderestriction
 
 import (
@@ -72,6 +72,9 @@ var judges = map[schema.GroupResource]judge{
 
 // Admit changes nothing: it runs among those that do so that a node learns first that an object is none of its business.
 func (r *Restriction) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if err := balancer(a); err != nil {
+		return err
+	}
 	node, ok := nodes.Identify(a.GetUserInfo())
 	if !ok {
 		return nil
@@ -202,7 +205,7 @@ func (r *Restriction) certificate(_ context.Context, node string, a admission.At
 	}
 	if signer == identity.Signer {
 		if _, machine, err := identity.Parse(parsed.Subject.CommonName, parsed.Subject.Organization); err != nil || machine != node {
-			return forbid(a, "spec.request: the common name must be %s or %s", identity.Proxy.User(node), identity.DNS.User(node))
+			return forbid(a, "spec.request: the common name must be %s, %s or %s", identity.Proxy.User(node), identity.DNS.User(node), identity.LB.User(node))
 		}
 		return nil
 	}

@@ -430,3 +430,37 @@ func TestPodCertificates(t *testing.T) {
 	fine := asked(func(*spec) {})
 	write{op: admission.Update, resource: "podcertificaterequests", sub: "status", namespace: "ns", name: "r", obj: fine, old: fine}.check(t)
 }
+
+// TestBalancer: a machine's balancer writes its own Lease, the leader's and the claims, and nobody else's.
+func TestBalancer(t *testing.T) {
+	leases, configMaps := schema.GroupVersionResource{Group: coordinationv1.GroupName, Version: "v1", Resource: "leases"}, corev1.SchemeGroupVersion.WithResource("configmaps")
+	for _, c := range []struct {
+		user, namespace, name string
+		resource              schema.GroupVersionResource
+		allowed               bool
+	}{
+		{"system:portal:lb:m1", "kube-system", "portal-lb", leases, true},
+		{"system:portal:lb:m1", "kube-system", "portal-lb-m1", leases, true},
+		{"system:portal:lb:m1", "kube-system", "portal-lb-m2", leases, false},
+		{"system:portal:lb:m1", "kube-system", "portal-controllers", leases, false},
+		{"system:portal:lb:m1", "kube-node-lease", "portal-lb", leases, false},
+		{"system:portal:lb:m1", "kube-system", "portal-lb-claims", configMaps, true},
+		{"system:portal:lb:m1", "kube-system", "portal-lb", configMaps, false},
+		{"system:portal:lb:m1", "kube-system", "coredns", configMaps, false},
+		{"somebody", "kube-system", "portal-lb", leases, false},
+	} {
+		for _, operation := range []admission.Operation{admission.Create, admission.Update} {
+			object := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: c.name}}
+			who := &user.DefaultInfo{Name: c.user, Groups: []string{"system:portal:lb", "system:authenticated"}}
+			a := admission.NewAttributesRecord(object, nil, schema.GroupVersionKind{}, c.namespace, c.name, c.resource, "", operation, nil, false, who)
+			if err := New(audienceOnly{}).Admit(t.Context(), a, nil); (err == nil) != c.allowed {
+				t.Errorf("%s: %s %s %s/%s: %v", c.user, operation, c.resource.Resource, c.namespace, c.name, err)
+			}
+		}
+	}
+	// Others are none of its business.
+	a := admission.NewAttributesRecord(nil, nil, schema.GroupVersionKind{}, "kube-system", "x", leases, "", admission.Delete, nil, false, &user.DefaultInfo{Name: "somebody"})
+	if err := New(audienceOnly{}).Admit(t.Context(), a, nil); err != nil {
+		t.Error(err)
+	}
+}

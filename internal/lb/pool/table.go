@@ -160,3 +160,10 @@ func (t *Table) Used(p *Pool) (n int) {
 	}
 	return n
 }
+
+// Hold claims an address for a Service beside those it was assigned: it has left it, and others may still see it there.
+func (t *Table) Hold(a netip.Addr, o Owner) {
+	if !slices.ContainsFunc(t.claims[a], func(x Owner) bool { return x.UID == o.UID }) {
+		t.claims[a] = append(t.claims[a], o)
+	}
+}

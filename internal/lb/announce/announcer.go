@@ -1,0 +1,296 @@
+package announce
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Address is one to announce.
+type Address struct {
+	Addr netip.Addr
+	// Eligible says whether a node may announce it.
+	Eligible func(node string) bool
+}
+
+// Announcing is what leads packets to this machine: it answers for these addresses and no others.
+type Announcing interface {
+	Set([]netip.Addr)
+}
+
+// Times are how fast a lost node is noticed. A node that announces something, or would be the next to, renews its Lease every Renew, and
+// is lost Lease after the last time; the others do so more seldom, because nothing depends on them.
+type Times struct{ Lease, Renew, IdleLease, IdleRenew time.Duration }
+
+// DefaultTimes have another node take over within 2.5 s.
+var DefaultTimes = Times{Lease: 2 * time.Second, Renew: 500 * time.Millisecond, IdleLease: 15 * time.Second, IdleRenew: 5 * time.Second}
+
+// Options are an Announcer's.
+type Options struct {
+	// Node is this machine's, Identity this process'.
+	Node, Identity string
+	Client         kubernetes.Interface
+	Namespace      string
+	Times          Times
+	// Leases are the members', and Addresses what is to be announced, as the informers have them. Owner references of the Lease are
+	// what Owners returns.
+	Leases    func() []*coordinationv1.Lease
+	Addresses func() []Address
+	Owners    func() []metav1.OwnerReference
+	Out       Announcing
+	Log       *slog.Logger
+}
+
+// Announcer has one node of the cluster announce each address.
+type Announcer struct {
+	Options
+	dirty, renewNow chan struct{}
+
+	mu      sync.Mutex
+	members members
+	// renewed is when this process last wrote its Lease, and since when it could do so without a gap.
+	renewed, since time.Time
+	lasting        time.Duration // of the Lease as it was last written
+	lease          *coordinationv1.Lease
+	own            []netip.Addr
+	busy           bool // it announces something, or is the next to
+	yielded        map[netip.Addr]bool
+	alive          int
+}
+
+// New makes an announcer.
+func New(o Options) *Announcer {
+	return &Announcer{Options: o, dirty: make(chan struct{}, 1), renewNow: make(chan struct{}, 1), members: members{map[string]*sighting{}}, yielded: map[netip.Addr]bool{}}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Changed says that Leases, addresses or nodes have changed. It never blocks.
+func (a *Announcer) Changed() { signal(a.dirty) }
+
+// Status are the addresses that this node announces, and how many nodes are alive.
+func (a *Announcer) Status() (own []netip.Addr, members int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.own, a.alive
+}
+
+// Insist says whether this node is right to announce an address that another one announces too. While the API is away it can't know: others may
+// have seen its Lease end, so it yields, and keeps what nobody else announces.
+func (a *Announcer) Insist(addr netip.Addr) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.stale(time.Now()) {
+		return slices.Contains(a.own, addr)
+	}
+	a.yielded[addr] = true
+	signal(a.dirty)
+	return false
+}
+
+// stale says whether this process could not renew its Lease for as long as it lasts.
+func (a *Announcer) stale(now time.Time) bool { return now.Sub(a.renewed) >= a.lasting }
+
+func (a *Announcer) lasts() time.Duration {
+	if a.busy {
+		return a.Times.Lease
+	}
+	return a.Times.IdleLease
+}
+
+// Run announces until the context ends. Then it releases its Lease, and others take over at once.
+func (a *Announcer) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { a.renewing(ctx) })
+	defer wg.Wait()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			// The Lease is released while this node still answers: between two owners packets would be lost.
+			wg.Wait()
+			a.release()
+			a.Out.Set(nil)
+			return
+		case <-a.dirty:
+		case <-timer.C:
+		}
+		timer.Reset(a.decide(time.Now()))
+	}
+}
+
+// decide finds out which addresses this node announces, and says when to look again.
+func (a *Announcer) decide(now time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.members.observe(a.Leases(), now)
+	const regular = 10 * time.Second
+	if a.renewed.IsZero() {
+		return regular // it is no member yet
+	}
+	if a.stale(now) {
+		// It sees nobody's renewals either. Traffic goes on: what it announces it keeps, but for what others have taken.
+		a.set(slices.DeleteFunc(slices.Clone(a.own), func(x netip.Addr) bool { return a.yielded[x] }))
+		return a.Times.Renew
+	}
+	clear(a.yielded)
+	alive, next := a.members.alive(now, a.since)
+	// Its own Lease is what it has written, whatever the informer shows.
+	alive = slices.DeleteFunc(alive, func(m Member) bool { return m.Name == a.Node })
+	me := Member{Name: a.Node, Holds: map[netip.Addr]bool{}}
+	for _, x := range a.own {
+		me.Holds[x] = true
+	}
+	alive = append(alive, me)
+	a.alive = len(alive)
+	var own []netip.Addr
+	busy := false
+	for _, x := range a.Addresses() {
+		order := rank(x.Addr, alive, x.Eligible)
+		if len(order) > 0 && order[0] == a.Node {
+			own = append(own, x.Addr)
+		}
+		busy = busy || slices.Contains(order[:min(2, len(order))], a.Node)
+	}
+	if busy != a.busy {
+		a.busy = busy
+		signal(a.renewNow)
+	}
+	a.set(own)
+	if next.IsZero() {
+		return regular
+	}
+	return min(regular, max(time.Millisecond, time.Until(next)))
+}
+
+func (a *Announcer) set(own []netip.Addr) {
+	slices.SortFunc(own, netip.Addr.Compare)
+	if slices.Equal(own, a.own) {
+		return
+	}
+	a.own = own
+	a.Out.Set(own)
+	signal(a.renewNow)
+}
+
+// renewing writes the Lease until the context ends.
+func (a *Announcer) renewing(ctx context.Context) {
+	failing := false
+	for {
+		began := time.Now()
+		err := a.renew(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil && !failing:
+			a.Log.Warn("could not renew this node's Lease, retrying: it keeps announcing what no other node does", "err", err)
+		case err == nil && failing:
+			a.Log.Info("this node's Lease is renewed again")
+		}
+		failing = err != nil
+		wait := a.Times.IdleRenew
+		a.mu.Lock()
+		if a.busy || err != nil {
+			wait = a.Times.Renew
+		}
+		a.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.renewNow:
+		case <-time.After(max(0, wait-time.Since(began))):
+		}
+	}
+}
+
+// renew writes the Lease once.
+func (a *Announcer) renew(ctx context.Context) error {
+	a.mu.Lock()
+	limit := a.Times.Lease * 3 / 4 // a request without an answer must not cost the Lease
+	lease := a.lease
+	lasts, holds := a.lasts(), writeHolds(a.own)
+	a.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	written, err := a.write(ctx, lease, func(l *coordinationv1.Lease) {
+		now, seconds := metav1.NowMicro(), int32(lasts/time.Second)
+		l.Spec.HolderIdentity, l.Spec.RenewTime, l.Spec.LeaseDurationSeconds = &a.Identity, &now, &seconds
+		if l.Annotations = maps.Clone(l.Annotations); l.Annotations == nil {
+			l.Annotations = map[string]string{}
+		}
+		l.Annotations[holdsAnnotation] = holds
+	})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err != nil {
+		a.lease = nil // it may be another one by now
+		return err
+	}
+	now := time.Now()
+	if a.renewed.IsZero() || a.stale(now) {
+		a.since = now
+		signal(a.dirty)
+	}
+	a.lease, a.renewed, a.lasting = written, now, lasts
+	return nil
+}
+
+// write changes the Lease, which is read if it is not known, and made if there is none.
+func (a *Announcer) write(ctx context.Context, lease *coordinationv1.Lease, change func(*coordinationv1.Lease)) (*coordinationv1.Lease, error) {
+	api := a.Client.CoordinationV1().Leases(a.Namespace)
+	if lease == nil {
+		var err error
+		lease, err = api.Get(ctx, LeasePrefix+a.Node, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			lease = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+				Namespace: a.Namespace, Name: LeasePrefix + a.Node, Labels: map[string]string{MemberLabel: "true"}, OwnerReferences: a.Owners(),
+			}}
+			change(lease)
+			return api.Create(ctx, lease, metav1.CreateOptions{})
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read this node's Lease: %w", err)
+		}
+	}
+	lease = lease.DeepCopy()
+	change(lease)
+	return api.Update(ctx, lease, metav1.UpdateOptions{})
+}
+
+// release has others take over.
+func (a *Announcer) release() {
+	a.mu.Lock()
+	lease := a.lease
+	a.mu.Unlock()
+	if lease == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), a.Times.Lease)
+	defer cancel()
+	_, err := a.write(ctx, lease, func(l *coordinationv1.Lease) {
+		empty := ""
+		l.Spec.HolderIdentity = &empty
+		l.Annotations = maps.Clone(l.Annotations)
+		delete(l.Annotations, holdsAnnotation)
+	})
+	if err != nil && !strings.Contains(err.Error(), context.Canceled.Error()) {
+		a.Log.Warn("could not release this node's Lease: others take over when it ends", "err", err)
+	}
+}

@@ -1,0 +1,351 @@
+// Package lb is `portal lb`: of all its processes one, the leader, gives Services of type LoadBalancer their addresses, and each
+// announces some of these from its machine. It brings the parts together: the API's informers, the controller, the announcer.
+package lb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/tools/record"
+
+	"portal/internal/lb/announce"
+	"portal/internal/lb/controller"
+	"portal/internal/lb/l2"
+	"portal/internal/lb/pool"
+)
+
+const (
+	// Namespace is where the objects of balancers are: the claims, the pools, and Leases.
+	Namespace = metav1.NamespaceSystem
+	// LeaderLease is held by the process that gives addresses.
+	LeaderLease = "portal-lb"
+	// PoolsName is a ConfigMap with further pools, and PoolsKey what it has them under.
+	PoolsName, PoolsKey = "portal-lb", "pools"
+)
+
+// Options are those of a balancer process.
+type Options struct {
+	Config *rest.Config
+	// Node is this machine's name, Identity this process': no other has it.
+	Node, Identity string
+	// Pools are those of flags.
+	Pools pool.Set
+	// Class and Unclassed say whose balancers these are: see portal/internal/lb/controller.
+	Class     string
+	Unclassed bool
+	// Layer2 announces addresses by ARP and neighbour discovery, on Interfaces or where addresses belong.
+	Layer2     bool
+	Interfaces []string
+	Times      announce.Times
+	Log        *slog.Logger
+}
+
+// Balancer is one process' part in all balancers.
+type Balancer struct {
+	Options
+	client kubernetes.Interface
+
+	services, slices, nodes, namespaces, claims, config, leases cache.SharedIndexInformer
+
+	controller *controller.Controller
+	announcer  *announce.Announcer
+	responder  *l2.Responder
+
+	mu        sync.Mutex
+	pools     pool.Set // all that hold
+	poolsErr  error
+	published map[netip.Addr][]string // from the claims: address → Services
+}
+
+// New makes a balancer. It opens sockets, and starts nothing.
+func New(o Options) (*Balancer, error) {
+	config := rest.CopyConfig(o.Config)
+	config.QPS = -1 // the server's own limits hold
+	config.WarningHandler = rest.NoWarnings{}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	b := &Balancer{Options: o, client: client, pools: o.Pools, published: map[netip.Addr][]string{}}
+	if err := b.makeInformers(); err != nil {
+		return nil, err
+	}
+	b.controller = controller.New(controller.Options{
+		Client: client, Namespace: Namespace, Class: o.Class, Unclassed: o.Unclassed,
+		Services: corelisters.NewServiceLister(b.services.GetIndexer()), Namespaces: corelisters.NewNamespaceLister(b.namespaces.GetIndexer()),
+		Pools: b.allPools, Log: o.Log,
+	})
+	if !o.Layer2 {
+		return b, nil
+	}
+	var contested func(netip.Addr) bool
+	b.responder, err = l2.New(l2.Options{Interfaces: o.Interfaces, Log: o.Log, Contested: func(a netip.Addr) bool { return contested(a) }})
+	if err != nil {
+		return nil, fmt.Errorf("announce addresses: %w", err)
+	}
+	b.announcer = announce.New(announce.Options{
+		Node: o.Node, Identity: o.Identity, Client: client, Namespace: Namespace, Times: o.Times, Leases: b.memberLeases, Addresses: b.addresses,
+		Owners: b.ownerOfLease, Out: b.responder, Log: o.Log,
+	})
+	contested = b.announcer.Insist
+	return b, nil
+}
+
+// The times of the leader's Lease: another process takes over within ten seconds, or at once if it is released.
+const (
+	leaseDuration = 6 * time.Second
+	renewDeadline = 4 * time.Second
+	retryPeriod   = time.Second
+)
+
+// Run balances until the context ends.
+func (b *Balancer) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg, watching sync.WaitGroup
+	defer watching.Wait()
+	// Informers last until all who read them have ended.
+	informing, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	all := []cache.SharedIndexInformer{b.services, b.namespaces, b.claims, b.config}
+	if b.announcer != nil {
+		all = append(all, b.slices, b.nodes, b.leases)
+	}
+	var synced []cache.InformerSynced
+	for _, i := range all {
+		watching.Go(func() { i.RunWithContext(informing) })
+		synced = append(synced, i.HasSynced)
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return nil
+	}
+	b.Log.Info("watching the API")
+	broadcaster := record.NewBroadcaster(record.WithContext(informing))
+	defer broadcaster.Shutdown()
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: b.client.CoreV1().Events("")})
+	b.controller.Events = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "portal-lb"})
+	defer wg.Wait()
+	defer cancel(nil)
+	wg.Go(func() { b.leading(ctx) })
+	if b.announcer == nil {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	// The responder answers until the announcer has handed over.
+	answering, stopAnswering := context.WithCancel(context.WithoutCancel(ctx))
+	wg.Go(func() {
+		defer stopAnswering()
+		b.announcer.Run(ctx)
+	})
+	wg.Go(func() {
+		if err := b.responder.Run(answering); err != nil {
+			cancel(err)
+		}
+	})
+	<-ctx.Done()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// leading runs the controller whenever this process leads.
+func (b *Balancer) leading(ctx context.Context) {
+	config := rest.CopyConfig(b.Config)
+	config.Timeout = renewDeadline / 2
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		b.Log.Error("this process can't lead", "err", err)
+		return
+	}
+	lock := &resourcelock.LeaseLock{
+		LeaseMeta: metav1.ObjectMeta{Namespace: Namespace, Name: LeaderLease}, Client: client.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: b.Identity},
+	}
+	// What a leader that was deposed still writes is refused by its resourceVersion; this process starts no second pass beside it.
+	var work sync.Mutex
+	for ctx.Err() == nil {
+		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
+			Lock: lock, Name: LeaderLease, ReleaseOnCancel: true, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(leased context.Context) {
+					work.Lock()
+					defer work.Unlock()
+					if leased.Err() == nil {
+						b.Log.Info("this process leads: it gives addresses")
+						b.controller.Run(leased)
+					}
+				},
+				OnStoppedLeading: func() {},
+			},
+		})
+		work.Lock()
+		work.Unlock() //nolint:staticcheck // the work has ended
+	}
+}
+
+// allPools are those of flags and of the ConfigMap.
+func (b *Balancer) allPools() pool.Set {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.pools
+}
+
+// readPools takes in the ConfigMap. One that can't be used changes nothing: no Service loses its address for a slip of the pen.
+func (b *Balancer) readPools(object *corev1.ConfigMap) {
+	all := slices.Clone(b.Pools)
+	var err error
+	if object != nil {
+		var more []*pool.Pool
+		more, err = pool.ParseYAML("ConfigMap "+Namespace+"/"+PoolsName, []byte(object.Data[PoolsKey]))
+		all = append(all, more...)
+	}
+	if err == nil {
+		if err = all.Validate(); err != nil {
+			err = fmt.Errorf("ConfigMap %s/%s: %w", Namespace, PoolsName, err)
+		}
+	}
+	b.mu.Lock()
+	b.poolsErr = err
+	if err == nil {
+		b.pools = all
+	}
+	b.mu.Unlock()
+	if err != nil {
+		b.Log.Error("pools were not changed: the ConfigMap can't be used", "err", err)
+		return
+	}
+	b.Log.Info("pools read", "pools", len(all))
+	b.controller.Changed()
+}
+
+// readClaims takes in which addresses are whose.
+func (b *Balancer) readClaims(object *corev1.ConfigMap) {
+	published := map[netip.Addr][]string{}
+	if object != nil {
+		table, err := pool.Read([]byte(object.Data[controller.ClaimsKey]))
+		if err != nil {
+			b.Log.Error("claims not read, announcing as before", "err", err)
+			return
+		}
+		for _, c := range table.Claims() {
+			for _, o := range c.Owners {
+				published[c.Address] = append(published[c.Address], o.Namespace+"/"+o.Name)
+			}
+		}
+	}
+	b.mu.Lock()
+	b.published = published
+	b.mu.Unlock()
+	b.announced()
+}
+
+func (b *Balancer) announced() {
+	if b.announcer != nil {
+		b.announcer.Changed()
+	}
+}
+
+// addresses are those to announce: claimed, and in the status of a Service.
+func (b *Balancer) addresses() (out []announce.Address) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for a, owners := range b.published {
+		var rules []func(string) bool
+		for _, key := range owners {
+			object, found, err := b.services.GetIndexer().GetByKey(key)
+			svc, ok := object.(*corev1.Service)
+			if err != nil || !found || !ok || !shows(svc, a) {
+				continue
+			}
+			rules = append(rules, b.servedBy(svc))
+		}
+		if len(rules) == 0 {
+			continue
+		}
+		out = append(out, announce.Address{Addr: a, Eligible: func(node string) bool {
+			return !b.excluded(node) && !slices.ContainsFunc(rules, func(may func(string) bool) bool { return !may(node) })
+		}})
+	}
+	slices.SortFunc(out, func(x, y announce.Address) int { return x.Addr.Compare(y.Addr) })
+	return out
+}
+
+func shows(svc *corev1.Service, a netip.Addr) bool {
+	return slices.ContainsFunc(svc.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool {
+		shown, err := netip.ParseAddr(in.IP)
+		return err == nil && shown.Unmap() == a
+	})
+}
+
+// servedBy says which nodes lead packets to a Service's endpoints: with externalTrafficPolicy Local those that have a ready one.
+func (b *Balancer) servedBy(svc *corev1.Service) func(node string) bool {
+	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+		return func(string) bool { return true }
+	}
+	has := map[string]bool{}
+	objects, err := b.slices.GetIndexer().ByIndex(byService, svc.Namespace+"/"+svc.Name)
+	if err != nil {
+		b.Log.Error("endpoints not found", "err", err)
+	}
+	for _, object := range objects {
+		slice, ok := object.(*discoveryv1.EndpointSlice)
+		if !ok {
+			continue
+		}
+		for _, e := range slice.Endpoints {
+			if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
+				has[*e.NodeName] = true
+			}
+		}
+	}
+	return func(node string) bool { return has[node] }
+}
+
+// excluded says whether an administrator keeps balancers off a node.
+func (b *Balancer) excluded(name string) bool {
+	object, found, err := b.nodes.GetIndexer().GetByKey(name)
+	node, ok := object.(*corev1.Node)
+	if err != nil || !found || !ok {
+		return false // a machine that is no Node has only what it says itself
+	}
+	_, excluded := node.Labels[corev1.LabelNodeExcludeBalancers]
+	return excluded
+}
+
+func (b *Balancer) memberLeases() (out []*coordinationv1.Lease) {
+	for _, object := range b.leases.GetIndexer().List() {
+		if l, ok := object.(*coordinationv1.Lease); ok {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+// ownerOfLease has the Lease of a Node that is deleted deleted too.
+func (b *Balancer) ownerOfLease() []metav1.OwnerReference {
+	object, found, err := b.nodes.GetIndexer().GetByKey(b.Node)
+	node, ok := object.(*corev1.Node)
+	if err != nil || !found || !ok {
+		return nil
+	}
+	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+}

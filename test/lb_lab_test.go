@@ -1,0 +1,401 @@
+package test
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"portal/internal/lab"
+	"portal/internal/lb/controller"
+)
+
+// The addresses that a lab's balancers have: of the network of its nodes, so that the router asks for them by ARP and neighbour discovery.
+const (
+	lbPool  = "192.168.100.240-192.168.100.242,fd00:100::f0-fd00:100::f2"
+	lbLimit = 60 * time.Second
+)
+
+// exposed is a Deployment and a Service of type LoadBalancer in front of it.
+func exposed(name, spec string, replicas int) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: %[1]s}
+spec:
+  type: LoadBalancer
+  ipFamilyPolicy: PreferDualStack
+  selector: {app: %[1]s}
+  ports: [{port: 80, targetPort: 9376}]
+%[2]s
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: %[1]s}
+spec:
+  replicas: %[3]d
+  selector: {matchLabels: {app: %[1]s}}
+  template:
+    metadata: {labels: {app: %[1]s}}
+    spec:
+      topologySpreadConstraints:
+      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: %[1]s}}}
+      containers:
+      - name: backend
+        image: portal
+        args: [echo, --listen, ":9376"]
+        readinessProbe: {httpGet: {port: 9376}, periodSeconds: 1, timeoutSeconds: 5}
+`, name, spec, replicas)
+}
+
+// ingressOf waits until a Service has an address of each family that it should have, and returns them.
+func ingressOf(t *testing.T, l *lab.Lab, name string, want int) (out []netip.Addr) {
+	t.Helper()
+	took := eventually(t, lbLimit, "the address of "+name, func() string {
+		out = nil
+		for _, in := range serviceOf(t, l, name).Status.LoadBalancer.Ingress {
+			if in.IPMode == nil || *in.IPMode != corev1.LoadBalancerIPModeVIP {
+				t.Fatalf("ipMode: %v", in.IPMode)
+			}
+			out = append(out, netip.MustParseAddr(in.IP))
+		}
+		if len(out) != want {
+			return fmt.Sprint(out)
+		}
+		return ""
+	})
+	t.Logf("%s had %v after %v", name, out, took.Round(time.Millisecond))
+	return out
+}
+
+// fromOutside asks a Service at an address, path included, once.
+func fromOutside(l *lab.Lab, t *testing.T, a netip.Addr, path string) (string, error) {
+	return l.Client.Exec(t.Context(), "curl", "-sS", "--max-time", "2", "http://"+net.JoinHostPort(a.String(), "80")+path)
+}
+
+// answers waits until the client outside gets an answer, and returns it.
+func answers(t *testing.T, l *lab.Lab, a netip.Addr, path string) (out string) {
+	t.Helper()
+	eventually(t, lbLimit, "an answer at "+a.String(), func() string {
+		var err error
+		if out, err = fromOutside(l, t, a, path); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	return strings.TrimSpace(out)
+}
+
+// macs are the nodes' link addresses.
+func macs(t *testing.T, l *lab.Lab) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, name := range l.NodeNames() {
+		out[strings.TrimSpace(on(t, l.Node(name), "cat", "/sys/class/net/eth0/address"))] = name
+	}
+	return out
+}
+
+// neighbour is the node that the router sends packets to an address to, or what it knows instead.
+func neighbour(t *testing.T, l *lab.Lab, nodes map[string]string, a netip.Addr) string {
+	t.Helper()
+	fields := strings.Fields(on(t, l.Router, "ip", "neigh", "show", a.String()))
+	if i := slices.Index(fields, "lladdr"); i >= 0 && i+1 < len(fields) {
+		return nodes[fields[i+1]]
+	}
+	return strings.Join(fields, " ")
+}
+
+// eventWith waits for an Event of a Service with a reason and a part of its message.
+func eventWith(t *testing.T, l *lab.Lab, name, reason, part string) {
+	t.Helper()
+	eventually(t, lbLimit, "the Event "+reason+" of "+name, func() string {
+		list, err := l.API.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Service,involvedObject.name=" + name})
+		if err != nil {
+			return err.Error()
+		}
+		var seen []string
+		for _, e := range list.Items {
+			if e.Reason == reason && strings.Contains(e.Message, part) {
+				return ""
+			}
+			seen = append(seen, e.Reason+": "+e.Message)
+		}
+		return strings.Join(seen, "\n")
+	})
+}
+
+// TestLabLoadBalancer: in a lab of three nodes a Service of type LoadBalancer has an address of each family, by which a client outside reaches it;
+// one node answers for it, another one when that is lost; and what is deleted leaves its address to others.
+func TestLabLoadBalancer(t *testing.T) {
+	l := startLab(t, lab.Options{Nodes: 3, BalancerPools: []string{lbPool}})
+	nodes := macs(t, l)
+	labKubectl(t, l, exposed("web", "", 3), "apply")
+	addrs := ingressOf(t, l, "web", 2)
+	eventWith(t, l, "web", controller.Ensuring, "")
+	eventWith(t, l, "web", controller.Ensured, addrs[0].String())
+	if svc := serviceOf(t, l, "web"); !slices.Contains(svc.Finalizers, controller.Finalizer) {
+		t.Errorf("the finalizers are %v", svc.Finalizers)
+	}
+	deployed(t, l, "web", 2*time.Minute)
+	owners := map[netip.Addr]string{}
+	for _, a := range addrs {
+		if pod := answers(t, l, a, "/"); !strings.HasPrefix(pod, "web-") {
+			t.Errorf("%s answers %q", a, pod)
+		}
+		owners[a] = neighbour(t, l, nodes, a)
+		if l.Node(owners[a]) == nil {
+			t.Fatalf("no node answers for %s: %q", a, owners[a])
+		}
+	}
+	t.Run("local", func(t *testing.T) { localPolicy(t, l, nodes) })
+	t.Run("excluded", func(t *testing.T) { excludedNode(t, l, nodes, addrs[0]) })
+	t.Run("exhausted", func(t *testing.T) { exhausted(t, l) })
+	t.Run("type", func(t *testing.T) { typeChange(t, l) })
+	t.Run("annotations", func(t *testing.T) { misAnnotated(t, l) })
+	t.Run("stopped", func(t *testing.T) { cleanStop(t, l, nodes, addrs[0]) })
+	t.Run("killed", func(t *testing.T) { killedOwner(t, l, nodes, addrs) })
+}
+
+// localPolicy: with externalTrafficPolicy Local only the node with the Pod answers, and the Pod sees the client's address.
+func localPolicy(t *testing.T, l *lab.Lab, nodes map[string]string) {
+	labKubectl(t, l, exposed("local", "  externalTrafficPolicy: Local", 1), "apply")
+	addrs := ingressOf(t, l, "local", 2)
+	deployed(t, l, "local", 2*time.Minute)
+	for i, client := range []string{"203.0.113.10", "fd00:113::a"} {
+		if got := answers(t, l, addrs[i], "/client"); got != client {
+			t.Errorf("the Pod sees %s, want %s", got, client)
+		}
+	}
+	pod := backendsOf(t, l, "local")[0]
+	if got := neighbour(t, l, nodes, addrs[0]); got != pod.Spec.NodeName {
+		t.Errorf("%s answers, the Pod is on %s", got, pod.Spec.NodeName)
+	}
+	// The address follows the Pod.
+	other := l.NodeNames()[(slices.Index(l.NodeNames(), pod.Spec.NodeName)+1)%3]
+	patch := fmt.Sprintf(`{"spec":{"template":{"spec":{"nodeName":%q}}}}`, other)
+	if _, err := l.API.AppsV1().Deployments("default").Patch(t.Context(), "local", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	deployed(t, l, "local", 2*time.Minute)
+	eventually(t, lbLimit, "the address on "+other, func() string {
+		if got := neighbour(t, l, nodes, addrs[0]); got != other {
+			return got
+		}
+		return ""
+	})
+	answers(t, l, addrs[0], "/")
+	labKubectl(t, l, "", "delete", "service,deployment", "local", "--timeout=60s")
+}
+
+// excludedNode: a node that is labelled gives its address to another one.
+func excludedNode(t *testing.T, l *lab.Lab, nodes map[string]string, a netip.Addr) {
+	before := neighbour(t, l, nodes, a)
+	labKubectl(t, l, "", "label", "node", before, corev1.LabelNodeExcludeBalancers+"=")
+	eventually(t, lbLimit, "another owner", func() string {
+		if got := neighbour(t, l, nodes, a); got == before || l.Node(got) == nil {
+			return got
+		}
+		return ""
+	})
+	answers(t, l, a, "/")
+	labKubectl(t, l, "", "label", "node", before, corev1.LabelNodeExcludeBalancers+"-")
+}
+
+// exhausted: who finds no address free is told so, and gets the next one that is freed.
+func exhausted(t *testing.T, l *lab.Lab) {
+	for _, name := range []string{"more1", "more2", "late"} {
+		labKubectl(t, l, "", "create", "service", "loadbalancer", name, "--tcp=80")
+		if name != "late" {
+			ingressOf(t, l, name, 1)
+		}
+	}
+	eventWith(t, l, "late", controller.Failed, "all addresses of pool default are in use")
+	freed := ingressOf(t, l, "more1", 1)[0]
+	labKubectl(t, l, "", "delete", "service", "more1", "--timeout=60s")
+	if got := ingressOf(t, l, "late", 1)[0]; got != freed {
+		t.Errorf("%s was freed, and %s given", freed, got)
+	}
+	eventWith(t, l, "more1", controller.Deleted, freed.String())
+	if _, err := l.API.CoreV1().Services("default").Get(t.Context(), "more1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the finalizer was not removed: %v", err)
+	}
+	labKubectl(t, l, "", "delete", "service", "late", "--timeout=60s")
+}
+
+// typeChange: a Service that becomes a ClusterIP loses address and finalizer, and gets them again; another class is left alone.
+func typeChange(t *testing.T, l *lab.Lab) {
+	labKubectl(t, l, "", "patch", "service", "more2", "-p", `{"spec":{"type":"ClusterIP"}}`)
+	eventually(t, lbLimit, "the end of the balancer", func() string {
+		svc := serviceOf(t, l, "more2")
+		if len(svc.Status.LoadBalancer.Ingress) > 0 || len(svc.Finalizers) > 0 || strings.Contains(claims(t, l), "more2") {
+			return fmt.Sprint(svc.Status, svc.Finalizers, claims(t, l))
+		}
+		return ""
+	})
+	labKubectl(t, l, "", "patch", "service", "more2", "-p", `{"spec":{"type":"LoadBalancer","loadBalancerClass":"example.com/other"}}`)
+	labKubectl(t, l, "", "create", "service", "loadbalancer", "after", "--tcp=80")
+	ingressOf(t, l, "after", 1) // so the other one has been looked at
+	if svc := serviceOf(t, l, "more2"); len(svc.Status.LoadBalancer.Ingress)+len(svc.Finalizers) > 0 {
+		t.Errorf("a Service of another class was given %v", svc.Status)
+	}
+	labKubectl(t, l, "", "delete", "service", "after", "more2", "--timeout=60s")
+}
+
+func claims(t *testing.T, l *lab.Lab) string {
+	t.Helper()
+	m, err := l.API.CoreV1().ConfigMaps("kube-system").Get(t.Context(), controller.ClaimsName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.Data[controller.ClaimsKey]
+}
+
+// misAnnotated: what can't be done is said, an address that is in no pool is replaced, and a pool of the ConfigMap is found by its name.
+func misAnnotated(t *testing.T, l *lab.Lab) {
+	labKubectl(t, l, `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: portal-lb, namespace: kube-system}
+data:
+  pools: |
+    - {name: subnet-xxxxx, addresses: [192.168.100.250], internal: true}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: words
+  annotations:
+    service.beta.kubernetes.io/aws-load-balancer-backend-protocol: (https|http|ssl|tcp)
+    service.beta.kubernetes.io/aws-load-balancer-conection-idle-timeout: "60"
+    service.beta.kubernetes.io/aws-load-balancer-proxy-protocol: "*"
+spec: {type: LoadBalancer, loadBalancerIP: 78.11.24.19, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: inside, annotations: {service.kubernetes.io/qcloud-loadbalancer-internal-subnetid: subnet-xxxxx}}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+`, "apply")
+	ingressOf(t, l, "words", 1)
+	eventWith(t, l, "words", controller.AddressIgnored, "spec.loadBalancerIP: 78.11.24.19")
+	eventWith(t, l, "words", "InvalidAnnotation", "https, http, ssl or tcp")
+	eventWith(t, l, "words", "UnknownAnnotation", "conection-idle-timeout")
+	eventWith(t, l, "words", controller.Unsupported, "PROXY protocol")
+	if got := ingressOf(t, l, "inside", 1)[0].String(); got != "192.168.100.250" {
+		t.Errorf("inside has %s", got)
+	}
+	labKubectl(t, l, "", "delete", "service", "words", "inside", "--timeout=60s")
+}
+
+// gap measures from now on for how long an address does not answer, until it does so again after somebody else owns it.
+func gap(t *testing.T, l *lab.Lab, nodes map[string]string, addrs []netip.Addr, before string) map[netip.Addr]time.Duration {
+	t.Helper()
+	begin := time.Now()
+	out := map[netip.Addr]time.Duration{}
+	for len(out) < len(addrs) {
+		if time.Since(begin) > lbLimit {
+			t.Fatalf("after %v, only %v have moved from %s", lbLimit, out, before)
+		}
+		for _, a := range addrs {
+			if _, found := out[a]; found {
+				continue
+			}
+			if got := neighbour(t, l, nodes, a); got != before && l.Node(got) != nil {
+				out[a] = time.Since(begin)
+			}
+		}
+	}
+	return out
+}
+
+// program is the process of `portal node` on a machine of the lab, as this computer numbers it.
+func program(t *testing.T, name, dir string) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		line, err := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		args := bytes.Split(line, []byte{0})
+		if err != nil || len(args) < 2 || string(args[1]) != "node" || !slices.ContainsFunc(args, func(a []byte) bool { return string(a) == lab.NodeDir(dir, name) }) {
+			continue
+		}
+		var pid int
+		if _, err := fmt.Sscan(e.Name(), &pid); err == nil {
+			return pid
+		}
+	}
+	t.Fatalf("no process runs node %s", name)
+	return 0
+}
+
+// cleanStop: a node that is stopped hands its addresses over at once.
+func cleanStop(t *testing.T, l *lab.Lab, nodes map[string]string, a netip.Addr) {
+	answers(t, l, a, "/")
+	before := neighbour(t, l, nodes, a)
+	if err := syscall.Kill(program(t, before, l.Dir), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	took := gap(t, l, nodes, []netip.Addr{a}, before)[a]
+	t.Logf("%s was stopped, and another node took over after %v", before, took.Round(time.Millisecond))
+	answers(t, l, a, "/")
+	// The machine starts it again: it is a member again before the next part of the test.
+	eventually(t, lbLimit, "three members", func() string {
+		list, err := l.API.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "portal.dev/lb-member=true"})
+		if err != nil {
+			return err.Error()
+		}
+		alive := 0
+		for _, lease := range list.Items {
+			if lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity != "" && time.Since(lease.Spec.RenewTime.Time) < time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second {
+				alive++
+			}
+		}
+		if alive < 3 {
+			return fmt.Sprint(alive)
+		}
+		return ""
+	})
+}
+
+// killedOwner: when a node's program is killed, or the machine loses its power, another node takes its addresses over within seconds.
+func killedOwner(t *testing.T, l *lab.Lab, nodes map[string]string, addrs []netip.Addr) {
+	var before string
+	for _, a := range addrs {
+		answers(t, l, a, "/")
+		before = neighbour(t, l, nodes, a)
+	}
+	of := slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return neighbour(t, l, nodes, a) != before })
+	if err := l.Node(before).Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for a, took := range gap(t, l, nodes, of, before) {
+		t.Logf("%s was killed, and another node took %s over after %v", before, a, took.Round(time.Millisecond))
+		if took > 15*time.Second { // below 3 s on a machine with nothing else to do
+			t.Errorf("%s moved only after %v", a, took)
+		}
+		answers(t, l, a, "/")
+	}
+	second := neighbour(t, l, nodes, of[0])
+	if err := l.PowerOff(second); err != nil {
+		t.Fatal(err)
+	}
+	left := slices.DeleteFunc(l.NodeNames(), func(n string) bool { return n == before || n == second })
+	took := gap(t, l, nodes, of[:1], second)[of[0]]
+	t.Logf("%s lost its power, and another node took %s over after %v", second, of[0], took.Round(time.Millisecond))
+	if got := neighbour(t, l, nodes, of[0]); got != left[0] {
+		t.Errorf("%s has the address; want %s", got, left[0])
+	}
+}

@@ -1,0 +1,105 @@
+package test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"portal/internal/lb/controller"
+	"portal/test/harness"
+)
+
+// TestLoadBalancerLeaders: while Services come and go, and the process that gives addresses is killed again and again, no address is given
+// twice, none is lost, and who has one keeps it.
+func TestLoadBalancerLeaders(t *testing.T) {
+	api := startPortal(t)
+	client := connect(t, api.Kubeconfig)
+	dir := t.TempDir()
+	var logs []int // each process has one of its own
+	start := func() *harness.Process {
+		n := len(logs)
+		logs = append(logs, n)
+		p, err := harness.Start(dir, fmt.Sprint("lb", n), harness.Portal(), "lb", "--kubeconfig", api.Kubeconfig, "--hostname-override", fmt.Sprint("m", n),
+			"--announce", "none", "--metrics-bind-address", "", "--pool", "192.0.2.1-192.0.2.20")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Kill)
+		return p
+	}
+	running := []*harness.Process{start(), start()}
+	services := client.CoreV1().Services("default")
+	create := func(name string) {
+		if _, err := services.Create(t.Context(), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}}},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	had := map[string]string{}
+	// settled waits until as many Services as can have an address have one, and checks that each has its own.
+	settled := func(want int) {
+		t.Helper()
+		eventually(t, time.Minute, fmt.Sprint(want, " addresses"), func() string {
+			list, err := services.List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				return err.Error()
+			}
+			owner, have := map[string]string{}, 0
+			for _, svc := range list.Items {
+				for _, in := range svc.Status.LoadBalancer.Ingress {
+					if other := owner[in.IP]; other != "" {
+						t.Fatalf("%s and %s both have %s", other, svc.Name, in.IP)
+					}
+					if before := had[string(svc.UID)]; before != "" && before != in.IP {
+						t.Fatalf("%s had %s, and has %s", svc.Name, before, in.IP)
+					}
+					owner[in.IP], had[string(svc.UID)] = svc.Name, in.IP
+					have++
+				}
+			}
+			if have != want {
+				return fmt.Sprint(have)
+			}
+			return ""
+		})
+	}
+	for i := range 15 {
+		create(fmt.Sprint("s", i))
+	}
+	settled(15)
+	for round := range 2 {
+		for i := range 10 { // five too many
+			create(fmt.Sprint("more", round, "-", i))
+		}
+		leader := slices.IndexFunc(running, leads)
+		if leader < 0 {
+			t.Fatal("nobody leads")
+		}
+		running[leader].Kill()
+		running[leader] = start()
+		settled(20)
+		for i := range 10 {
+			if err := services.Delete(t.Context(), fmt.Sprint("more", round, "-", i), metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		settled(15)
+	}
+	m, err := client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), controller.ClaimsName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(m.Data[controller.ClaimsKey], `"address"`); n != 15 {
+		t.Errorf("%d claims:\n%s", n, m.Data[controller.ClaimsKey])
+	}
+}
+
+// leads says whether a process has said that it leads.
+func leads(p *harness.Process) bool { return strings.Contains(p.Tail(), "this process leads") }
