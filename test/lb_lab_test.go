@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"portal/internal/lab"
+	"portal/internal/lb/announce"
 	"portal/internal/lb/controller"
 )
 
@@ -164,6 +165,8 @@ func TestLabLoadBalancer(t *testing.T) {
 	t.Run("exhausted", func(t *testing.T) { exhausted(t, l) })
 	t.Run("type", func(t *testing.T) { typeChange(t, l) })
 	t.Run("annotations", func(t *testing.T) { misAnnotated(t, l) })
+	t.Run("shared", func(t *testing.T) { sharedAddress(t, l) })
+	t.Run("away", func(t *testing.T) { serverAway(t, l, nodes, addrs) })
 	t.Run("stopped", func(t *testing.T) { cleanStop(t, l, nodes, addrs[0]) })
 	t.Run("killed", func(t *testing.T) { killedOwner(t, l, nodes, addrs) })
 }
@@ -296,6 +299,81 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
 		t.Errorf("inside has %s", got)
 	}
 	labKubectl(t, l, "", "delete", "service", "words", "inside", "--timeout=60s")
+}
+
+// sharedAddress: two Services with one key have one address and their own ports; who is not in the source ranges gets no answer.
+func sharedAddress(t *testing.T, l *lab.Lab) {
+	for port, ranges := range map[string]string{"8081": "203.0.113.0/24", "8082": "198.51.100.0/24"} {
+		labKubectl(t, l, fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: shared-%[1]s, annotations: {portal.dev/load-balancer-share: one}}
+spec: {type: LoadBalancer, selector: {app: web}, ports: [{port: %[1]s, targetPort: 9376}], loadBalancerSourceRanges: [%[2]s]}
+`, port, ranges), "apply")
+	}
+	a, b := ingressOf(t, l, "shared-8081", 1)[0], ingressOf(t, l, "shared-8082", 1)[0]
+	if a != b {
+		t.Fatalf("one has %s, the other %s", a, b)
+	}
+	try := func(port string) error {
+		_, err := l.Client.Exec(t.Context(), "curl", "-sS", "--max-time", "2", "http://"+net.JoinHostPort(a.String(), port)+"/")
+		return err
+	}
+	eventually(t, lbLimit, "an answer at the shared address", func() string {
+		if err := try("8081"); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	if err := try("8082"); err == nil {
+		t.Error("a client that is not in the source ranges gets an answer")
+	}
+	labKubectl(t, l, "", "delete", "service", "shared-8081", "shared-8082", "--timeout=60s")
+}
+
+// serverAway: while the API is away, for longer than any Lease of an owner lasts, addresses go on to be answered for by who did so; when it is back,
+// nobody has taken them.
+func serverAway(t *testing.T, l *lab.Lab, nodes map[string]string, addrs []netip.Addr) {
+	before := map[netip.Addr]string{}
+	for _, a := range addrs {
+		answers(t, l, a, "/")
+		before[a] = neighbour(t, l, nodes, a)
+	}
+	if err := l.Server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(3 * announce.DefaultTimes.Lease); time.Now().Before(end); {
+		for _, a := range addrs {
+			// So that it has to be asked for again.
+			on(t, l.Router, "ip", "neigh", "flush", "to", a.String())
+			answers(t, l, a, "/")
+			if got := neighbour(t, l, nodes, a); got != before[a] {
+				t.Fatalf("%s moved from %s to %s while nobody could decide that", a, before[a], got)
+			}
+		}
+	}
+	if err := l.Server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, lbLimit, "renewed Leases", func() string {
+		for _, node := range before {
+			lease, err := l.API.CoordinationV1().Leases("kube-system").Get(t.Context(), announce.LeasePrefix+node, metav1.GetOptions{})
+			if err != nil {
+				return err.Error()
+			}
+			if age := time.Since(lease.Spec.RenewTime.Time); age > announce.DefaultTimes.Lease {
+				return fmt.Sprint(node, " renewed ", age, " ago")
+			}
+		}
+		return ""
+	})
+	for _, a := range addrs {
+		on(t, l.Router, "ip", "neigh", "flush", "to", a.String())
+		answers(t, l, a, "/")
+		if got := neighbour(t, l, nodes, a); got != before[a] {
+			t.Errorf("%s moved from %s to %s when the API came back", a, before[a], got)
+		}
+	}
 }
 
 // gap measures from now on for how long an address does not answer, until it does so again after somebody else owns it.

@@ -2,6 +2,8 @@ package test
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -16,16 +18,17 @@ import (
 
 // TestLoadBalancerLeaders: while Services come and go, and the process that gives addresses is killed again and again, no address is given
 // twice, none is lost, and who has one keeps it.
-func TestLoadBalancerLeaders(t *testing.T) {
-	api := startPortal(t)
+func TestLoadBalancerLeaders(t *testing.T) { balancerLeaders(t, startPortal(t)) }
+
+func balancerLeaders(t *testing.T, api *harness.API) {
 	client := connect(t, api.Kubeconfig)
 	dir := t.TempDir()
-	var logs []int // each process has one of its own
+	var status []string // addresses of the processes' metrics
 	start := func() *harness.Process {
-		n := len(logs)
-		logs = append(logs, n)
+		n := len(status)
+		status = append(status, fmt.Sprint("127.0.0.1:", harness.FreePort()))
 		p, err := harness.Start(dir, fmt.Sprint("lb", n), harness.Portal(), "lb", "--kubeconfig", api.Kubeconfig, "--hostname-override", fmt.Sprint("m", n),
-			"--announce", "none", "--metrics-bind-address", "", "--pool", "192.0.2.1-192.0.2.20")
+			"--announce", "none", "--metrics-bind-address", status[n], "--pool", "192.0.2.1-192.0.2.20")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,6 +95,21 @@ func TestLoadBalancerLeaders(t *testing.T) {
 		}
 		settled(15)
 	}
+	eventually(t, time.Minute, "the leader's metrics", func() string {
+		leaders := 0
+		for _, address := range status[len(status)-3:] {
+			if strings.Contains(metricsAt(t, address), "portal_lb_leader 1\n") {
+				leaders++
+				if !strings.Contains(metricsAt(t, address), `portal_lb_pool_addresses_in_use{pool="default"} 15`) {
+					return metricsAt(t, address)
+				}
+			}
+		}
+		if leaders != 1 {
+			return fmt.Sprint(leaders, " processes lead")
+		}
+		return ""
+	})
 	m, err := client.CoreV1().ConfigMaps("kube-system").Get(t.Context(), controller.ClaimsName, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -99,6 +117,21 @@ func TestLoadBalancerLeaders(t *testing.T) {
 	if n := strings.Count(m.Data[controller.ClaimsKey], `"address"`); n != 15 {
 		t.Errorf("%d claims:\n%s", n, m.Data[controller.ClaimsKey])
 	}
+}
+
+// metricsAt is what a process says at its address, or nothing if it has ended.
+func metricsAt(t *testing.T, address string) string {
+	t.Helper()
+	answer, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		return ""
+	}
+	defer answer.Body.Close()
+	data, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
 }
 
 // leads says whether a process has said that it leads.

@@ -69,8 +69,9 @@ func TestMembers(t *testing.T) {
 	start := time.Now()
 	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
 	m := members{map[string]*sighting{}}
+	answered := at(0)
 	names := func(now, since time.Time) string {
-		list, _ := m.alive(now, since)
+		list, _, _ := m.alive(now, since, answered)
 		var out []string
 		for _, x := range list {
 			out = append(out, x.Name)
@@ -87,13 +88,19 @@ func TestMembers(t *testing.T) {
 	a, b := lease("a", "x", wrong, 2, "192.0.2.1,fd00::1"), lease("b", "y", start, 15, "")
 	m.observe([]*coordinationv1.Lease{a, b}, at(0))
 	expect("at the beginning", names(at(1), at(0)), "[a b]")
-	if list, next := m.alive(at(1), at(0)); !list[0].Holds[netip.MustParseAddr("fd00::1")] || !next.Equal(at(2)) {
+	if list, next, doubt := m.alive(at(1), at(0), at(0)); doubt || !list[0].Holds[netip.MustParseAddr("fd00::1")] || !next.Equal(at(2)) {
 		t.Errorf("%+v, next at %s", list[0], next)
 	}
 	m.observe([]*coordinationv1.Lease{a, b}, at(1.5)) // seen again, and not renewed
-	expect("not renewed", names(at(2.1), at(0)), "[b]")
+	expect("not renewed, but perhaps nobody could", names(at(2.1), at(0)), "[a b]")
+	if _, _, doubt := m.alive(at(2.1), at(0), at(0)); !doubt {
+		t.Error("there is no doubt")
+	}
+	answered = at(1.2)
+	expect("not renewed, though the API was there", names(at(2.1), at(0)), "[b]")
 	expect("while the API had been away", names(at(2.1), at(1)), "[a b]")
 	m.observe([]*coordinationv1.Lease{lease("a", "x", wrong.Add(time.Second), 2, ""), b}, at(2.5))
+	answered = at(100)
 	expect("renewed", names(at(4), at(0)), "[a b]")
 	m.observe([]*coordinationv1.Lease{lease("a", "", wrong.Add(time.Second), 2, ""), b}, at(4))
 	expect("released", names(at(4), at(0)), "[b]")

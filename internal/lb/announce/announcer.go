@@ -136,6 +136,9 @@ func (a *Announcer) Run(ctx context.Context) {
 	}
 }
 
+// doubtDelay is how soon to look again at a Lease that has ended, while it is not known whether the API is there.
+const doubtDelay = 20 * time.Millisecond
+
 // decide finds out which addresses this node announces, and says when to look again.
 func (a *Announcer) decide(now time.Time) time.Duration {
 	a.mu.Lock()
@@ -151,7 +154,10 @@ func (a *Announcer) decide(now time.Time) time.Duration {
 		return a.Times.Renew
 	}
 	clear(a.yielded)
-	alive, next := a.members.alive(now, a.since)
+	alive, next, doubt := a.members.alive(now, a.since, a.renewed)
+	if doubt {
+		signal(a.renewNow) // that it succeeds settles it
+	}
 	// Its own Lease is what it has written, whatever the informer shows.
 	alive = slices.DeleteFunc(alive, func(m Member) bool { return m.Name == a.Node })
 	me := Member{Name: a.Node, Holds: map[netip.Addr]bool{}}
@@ -174,6 +180,9 @@ func (a *Announcer) decide(now time.Time) time.Duration {
 		signal(a.renewNow)
 	}
 	a.set(own)
+	if doubt {
+		return doubtDelay
+	}
 	if next.IsZero() {
 		return regular
 	}
@@ -205,16 +214,19 @@ func (a *Announcer) renewing(ctx context.Context) {
 			a.Log.Info("this node's Lease is renewed again")
 		}
 		failing = err != nil
-		wait := a.Times.IdleRenew
+		wait, now := a.Times.IdleRenew, a.renewNow
 		a.mu.Lock()
-		if a.busy || err != nil {
+		if a.busy {
 			wait = a.Times.Renew
 		}
 		a.mu.Unlock()
+		if err != nil {
+			wait, now = a.Times.Renew, nil // whatever the hurry, a server that does not answer gets no storm
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.renewNow:
+		case <-now:
 		case <-time.After(max(0, wait-time.Since(began))):
 		}
 	}

@@ -59,25 +59,28 @@ func (m *members) observe(leases []*coordinationv1.Lease, now time.Time) {
 	}
 }
 
-// alive are the members whose Leases run, and when the next one ends. While the API was away nobody could be seen to renew: no Lease ends
-// sooner than its duration after since.
-func (m *members) alive(now, since time.Time) (out []Member, next time.Time) {
+// alive are the members whose Leases run, and when the next one ends. While the API is away nobody can be seen to renew: no Lease ends
+// sooner than its duration after since, when the API was back; and who could not be seen to renew counts as lost only if the API is known to have been there at a
+// time, answered, when a renewal was long due. Until that is known, doubt is true.
+func (m *members) alive(now, since, answered time.Time) (out []Member, next time.Time, doubt bool) {
 	for name, s := range m.seen {
 		from := s.at
 		if from.Before(since) {
 			from = since
 		}
 		end := from.Add(s.lasts)
-		if !now.Before(end) {
+		ended := !now.Before(end)
+		if ended && !answered.Before(end.Add(-s.lasts/2)) {
 			continue
 		}
-		if next.IsZero() || end.Before(next) {
+		doubt = doubt || ended
+		if !ended && (next.IsZero() || end.Before(next)) {
 			next = end
 		}
 		out = append(out, Member{name, s.holds})
 	}
 	slices.SortFunc(out, func(a, b Member) int { return strings.Compare(a.Name, b.Name) })
-	return out, next
+	return out, next, doubt
 }
 
 func parseHolds(text string) map[netip.Addr]bool {
