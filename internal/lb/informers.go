@@ -97,7 +97,11 @@ func (b *Balancer) makeInformers() (err error) {
 		{b.services, func(any) { both() }},
 		{b.namespaces, func(any) { b.controller.Changed() }},
 		{b.nodes, func(any) { b.announced() }},
-		{b.leases, func(any) { b.announced() }},
+		{b.leases, func(any) {
+			if b.announcer != nil {
+				b.announcer.Renewed()
+			}
+		}},
 		{b.slices, func(any) { b.announced() }},
 		{b.claims, func(object any) { m, _ := object.(*corev1.ConfigMap); b.readClaims(m) }},
 		{b.config, func(object any) { m, _ := object.(*corev1.ConfigMap); b.readPools(m) }},

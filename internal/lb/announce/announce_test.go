@@ -64,46 +64,49 @@ func lease(node, identity string, renewed time.Time, seconds int32, holds string
 	}
 }
 
-// TestMembers turns the clock: a Lease runs from when its renewal was seen, whatever the other machine's clock says.
+// TestMembers turns the clock: a Lease runs from when its renewal was seen, whatever the other machine's clock says, and ends only for
+// who sees anything at all.
 func TestMembers(t *testing.T) {
 	start := time.Now()
 	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
-	m := members{map[string]*sighting{}}
-	answered := at(0)
-	names := func(now, since time.Time) string {
-		list, _, _ := m.alive(now, since, answered)
-		var out []string
-		for _, x := range list {
-			out = append(out, x.Name)
-		}
-		return fmt.Sprint(out)
-	}
-	expect := func(what, got, want string) {
+	m := members{seen: map[string]*sighting{}}
+	// own is this node's Lease, renewed at a time.
+	own := func(seconds float64) *coordinationv1.Lease { return lease("self", "me", at(seconds), 2, "") }
+	expect := func(what string, now float64, want string, doubted bool) {
 		t.Helper()
-		if got != want {
-			t.Errorf("%s: %s, want %s", what, got, want)
+		list, _, doubt := m.alive(at(now))
+		var names []string
+		for _, x := range list {
+			if x.Name != "self" {
+				names = append(names, x.Name)
+			}
+		}
+		if got := fmt.Sprint(names); got != want || doubt != doubted {
+			t.Errorf("%s: %s, want %s; doubt: %v", what, got, want, doubt)
 		}
 	}
+	see := func(now float64, leases ...*coordinationv1.Lease) { m.observe(leases, "self", at(now)) }
 	wrong := start.Add(-24 * time.Hour) // a clock that is a day behind
 	a, b := lease("a", "x", wrong, 2, "192.0.2.1,fd00::1"), lease("b", "y", start, 15, "")
-	m.observe([]*coordinationv1.Lease{a, b}, at(0))
-	expect("at the beginning", names(at(1), at(0)), "[a b]")
-	if list, next, doubt := m.alive(at(1), at(0), at(0)); doubt || !list[0].Holds[netip.MustParseAddr("fd00::1")] || !next.Equal(at(2)) {
+	see(0, own(0), a, b)
+	expect("at the beginning", 1, "[a b]", false)
+	if list, next, _ := m.alive(at(1)); !list[0].Holds[netip.MustParseAddr("fd00::1")] || !next.Equal(at(2)) {
 		t.Errorf("%+v, next at %s", list[0], next)
 	}
-	m.observe([]*coordinationv1.Lease{a, b}, at(1.5)) // seen again, and not renewed
-	expect("not renewed, but perhaps nobody could", names(at(2.1), at(0)), "[a b]")
-	if _, _, doubt := m.alive(at(2.1), at(0), at(0)); !doubt {
-		t.Error("there is no doubt")
-	}
-	answered = at(1.2)
-	expect("not renewed, though the API was there", names(at(2.1), at(0)), "[b]")
-	expect("while the API had been away", names(at(2.1), at(1)), "[a b]")
-	m.observe([]*coordinationv1.Lease{lease("a", "x", wrong.Add(time.Second), 2, ""), b}, at(2.5))
-	answered = at(100)
-	expect("renewed", names(at(4), at(0)), "[a b]")
-	m.observe([]*coordinationv1.Lease{lease("a", "", wrong.Add(time.Second), 2, ""), b}, at(4))
-	expect("released", names(at(4), at(0)), "[b]")
-	m.observe(nil, at(4))
-	expect("deleted", names(at(4), at(0)), "[]")
+	see(0.5, own(0), a, b) // nobody's renewals are seen
+	expect("nothing is seen", 2.1, "[a b]", true)
+	see(1.5, own(1.5), a, b)
+	expect("not renewed, as others were", 2.1, "[b]", false)
+	a = lease("a", "x", wrong.Add(time.Second), 2, "")
+	see(3, own(3), a, b)
+	expect("renewed", 4, "[a b]", false)
+	// For four seconds nothing is seen; when this node's renewals are, those of others may still be on their way.
+	see(7, own(7), a, b)
+	expect("after a gap", 8.9, "[a b]", false)
+	see(8.9, own(8.9), a, b)
+	expect("long after a gap", 9.1, "[b]", false)
+	see(9.2, own(9.2), lease("a", "", wrong.Add(2*time.Second), 2, ""), b)
+	expect("released", 9.2, "[b]", false)
+	see(9.3, own(9.3))
+	expect("deleted", 9.3, "[]", false)
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -56,22 +57,23 @@ type Options struct {
 type Announcer struct {
 	Options
 	dirty, renewNow chan struct{}
+	moved           atomic.Bool // the addresses have changed since they were last ranked
 
 	mu      sync.Mutex
 	members members
-	// renewed is when this process last wrote its Lease, and since when it could do so without a gap.
-	renewed, since time.Time
-	lasting        time.Duration // of the Lease as it was last written
-	lease          *coordinationv1.Lease
-	own            []netip.Addr
-	busy           bool // it announces something, or is the next to
-	yielded        map[netip.Addr]bool
-	alive          int
+	renewed time.Time     // when this process last wrote its Lease
+	lasting time.Duration // of the Lease as it was last written
+	lease   *coordinationv1.Lease
+	own     []netip.Addr
+	busy    bool // it announces something, or is the next to
+	yielded map[netip.Addr]bool
+	ranked  []Member // whom the addresses were last ranked among
+	alive   int
 }
 
 // New makes an announcer.
 func New(o Options) *Announcer {
-	return &Announcer{Options: o, dirty: make(chan struct{}, 1), renewNow: make(chan struct{}, 1), members: members{map[string]*sighting{}}, yielded: map[netip.Addr]bool{}}
+	return &Announcer{Options: o, dirty: make(chan struct{}, 1), renewNow: make(chan struct{}, 1), members: members{seen: map[string]*sighting{}}, yielded: map[netip.Addr]bool{}}
 }
 
 func signal(c chan struct{}) {
@@ -81,8 +83,14 @@ func signal(c chan struct{}) {
 	}
 }
 
-// Changed says that Leases, addresses or nodes have changed. It never blocks.
-func (a *Announcer) Changed() { signal(a.dirty) }
+// Changed says that addresses, or who may serve them, have changed. It never blocks.
+func (a *Announcer) Changed() {
+	a.moved.Store(true)
+	signal(a.dirty)
+}
+
+// Renewed says that Leases have changed, most of which is no news: only who is alive, and has what. It never blocks.
+func (a *Announcer) Renewed() { signal(a.dirty) }
 
 // Status are the addresses that this node announces, and how many nodes are alive.
 func (a *Announcer) Status() (own []netip.Addr, members int) {
@@ -143,7 +151,7 @@ const doubtDelay = 20 * time.Millisecond
 func (a *Announcer) decide(now time.Time) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.members.observe(a.Leases(), now)
+	a.members.observe(a.Leases(), a.Node, now)
 	const regular = 10 * time.Second
 	if a.renewed.IsZero() {
 		return regular // it is no member yet
@@ -151,12 +159,13 @@ func (a *Announcer) decide(now time.Time) time.Duration {
 	if a.stale(now) {
 		// It sees nobody's renewals either. Traffic goes on: what it announces it keeps, but for what others have taken.
 		a.set(slices.DeleteFunc(slices.Clone(a.own), func(x netip.Addr) bool { return a.yielded[x] }))
+		a.ranked = nil
 		return a.Times.Renew
 	}
 	clear(a.yielded)
-	alive, next, doubt := a.members.alive(now, a.since, a.renewed)
-	if doubt {
-		signal(a.renewNow) // that it succeeds settles it
+	alive, next, doubt := a.members.alive(now)
+	if doubt && now.Sub(a.renewed) >= a.Times.Renew {
+		signal(a.renewNow) // that it is seen settles it
 	}
 	// Its own Lease is what it has written, whatever the informer shows.
 	alive = slices.DeleteFunc(alive, func(m Member) bool { return m.Name == a.Node })
@@ -166,6 +175,21 @@ func (a *Announcer) decide(now time.Time) time.Duration {
 	}
 	alive = append(alive, me)
 	a.alive = len(alive)
+	if moved := a.moved.Swap(false); moved || !slices.EqualFunc(alive, a.ranked, func(x, y Member) bool { return x.Name == y.Name && maps.Equal(x.Holds, y.Holds) }) {
+		a.ranked = alive
+		a.rank(alive)
+	}
+	if doubt {
+		return doubtDelay
+	}
+	if next.IsZero() {
+		return regular
+	}
+	return min(regular, max(time.Millisecond, time.Until(next)))
+}
+
+// rank finds out what is this node's among the living.
+func (a *Announcer) rank(alive []Member) {
 	var own []netip.Addr
 	busy := false
 	for _, x := range a.Addresses() {
@@ -180,13 +204,6 @@ func (a *Announcer) decide(now time.Time) time.Duration {
 		signal(a.renewNow)
 	}
 	a.set(own)
-	if doubt {
-		return doubtDelay
-	}
-	if next.IsZero() {
-		return regular
-	}
-	return min(regular, max(time.Millisecond, time.Until(next)))
 }
 
 func (a *Announcer) set(own []netip.Addr) {
@@ -257,7 +274,6 @@ func (a *Announcer) renew(ctx context.Context) error {
 	}
 	now := time.Now()
 	if a.renewed.IsZero() || a.stale(now) {
-		a.since = now
 		signal(a.dirty)
 	}
 	a.lease, a.renewed, a.lasting = written, now, lasts

@@ -19,8 +19,13 @@ const (
 )
 
 // members are those whose Leases run. A Lease runs for its duration from when this process saw it renewed: clocks of machines differ.
+//
+// That nobody is seen to renew may be because nothing is seen at all: the API is away, or the watch not yet back. The proof that
+// something is seen is this node's own Lease, whose renewals come by the same watch, in order with those of others.
 type members struct {
 	seen map[string]*sighting
+	// proven is when this node last saw its own renewal, and since from when on it did so without a gap.
+	proven, since time.Time
 }
 
 type sighting struct {
@@ -31,7 +36,7 @@ type sighting struct {
 }
 
 // observe takes in the Leases as they are.
-func (m *members) observe(leases []*coordinationv1.Lease, now time.Time) {
+func (m *members) observe(leases []*coordinationv1.Lease, self string, now time.Time) {
 	found := map[string]bool{}
 	for _, l := range leases {
 		name, ok := strings.CutPrefix(l.Name, LeasePrefix)
@@ -48,6 +53,12 @@ func (m *members) observe(leases []*coordinationv1.Lease, now time.Time) {
 			m.seen[name] = known
 		}
 		if known.renewal != renewal {
+			if name == self {
+				if m.proven.IsZero() || now.Sub(m.proven) >= known.lasts {
+					m.since = now
+				}
+				m.proven = now
+			}
 			known.renewal, known.at = renewal, now
 		}
 		known.lasts, known.holds = time.Duration(*s.LeaseDurationSeconds)*time.Second, parseHolds(l.Annotations[holdsAnnotation])
@@ -59,18 +70,17 @@ func (m *members) observe(leases []*coordinationv1.Lease, now time.Time) {
 	}
 }
 
-// alive are the members whose Leases run, and when the next one ends. While the API is away nobody can be seen to renew: no Lease ends
-// sooner than its duration after since, when the API was back; and who could not be seen to renew counts as lost only if the API is known to have been there at a
-// time, answered, when a renewal was long due. Until that is known, doubt is true.
-func (m *members) alive(now, since, answered time.Time) (out []Member, next time.Time, doubt bool) {
+// alive are the members whose Leases run, and when the next one ends. No Lease ends sooner than its duration after a gap; and who has not been seen
+// to renew counts as lost only if others were seen at a time when that was long due. Until then there is doubt.
+func (m *members) alive(now time.Time) (out []Member, next time.Time, doubt bool) {
 	for name, s := range m.seen {
 		from := s.at
-		if from.Before(since) {
-			from = since
+		if from.Before(m.since) {
+			from = m.since
 		}
 		end := from.Add(s.lasts)
 		ended := !now.Before(end)
-		if ended && !answered.Before(end.Add(-s.lasts/2)) {
+		if ended && !m.proven.Before(end.Add(-s.lasts/2)) {
 			continue
 		}
 		doubt = doubt || ended
