@@ -63,7 +63,7 @@ type Balancer struct {
 	Options
 	client kubernetes.Interface
 
-	services, slices, nodes, namespaces, claims, config, leases cache.SharedIndexInformer
+	services, slices, nodes, namespaces, claims, config, leases *replica
 
 	controller *controller.Controller
 	announcer  *announce.Announcer
@@ -85,12 +85,10 @@ func New(o Options) (*Balancer, error) {
 		return nil, err
 	}
 	b := &Balancer{Options: o, client: client, pools: o.Pools, published: map[netip.Addr][]string{}}
-	if err := b.makeInformers(); err != nil {
-		return nil, err
-	}
+	b.makeReplicas()
 	b.controller = controller.New(controller.Options{
 		Client: client, Namespace: Namespace, Class: o.Class, Unclassed: o.Unclassed,
-		Services: corelisters.NewServiceLister(b.services.GetIndexer()), Namespaces: corelisters.NewNamespaceLister(b.namespaces.GetIndexer()),
+		Services: corelisters.NewServiceLister(b.services), Namespaces: corelisters.NewNamespaceLister(b.namespaces),
 		Pools: b.allPools, Log: o.Log,
 	})
 	if !o.Layer2 {
@@ -122,17 +120,17 @@ func (b *Balancer) Run(ctx context.Context) error {
 	defer cancel(nil)
 	var wg, watching sync.WaitGroup
 	defer watching.Wait()
-	// Informers last until all who read them have ended.
+	// What is known of the API stays current until all who read them have ended.
 	informing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	all := []cache.SharedIndexInformer{b.services, b.namespaces, b.claims, b.config}
+	all := []*replica{b.services, b.namespaces, b.claims, b.config}
 	if b.announcer != nil {
 		all = append(all, b.slices, b.nodes, b.leases)
 	}
 	var synced []cache.InformerSynced
 	for _, i := range all {
-		watching.Go(func() { i.RunWithContext(informing) })
-		synced = append(synced, i.HasSynced)
+		watching.Go(func() { i.run(informing) })
+		synced = append(synced, i.hasSynced)
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
 		return nil
@@ -271,7 +269,7 @@ func (b *Balancer) addresses() (out []announce.Address) {
 	for a, owners := range b.published {
 		var rules []func(string) bool
 		for _, key := range owners {
-			object, found, err := b.services.GetIndexer().GetByKey(key)
+			object, found, err := b.services.GetByKey(key)
 			svc, ok := object.(*corev1.Service)
 			if err != nil || !found || !ok || !shows(svc, a) {
 				continue
@@ -302,7 +300,7 @@ func (b *Balancer) servedBy(svc *corev1.Service) func(node string) bool {
 		return func(string) bool { return true }
 	}
 	has := map[string]bool{}
-	objects, err := b.slices.GetIndexer().ByIndex(byService, svc.Namespace+"/"+svc.Name)
+	objects, err := b.slices.ByIndex(byService, svc.Namespace+"/"+svc.Name)
 	if err != nil {
 		b.Log.Error("endpoints not found", "err", err)
 	}
@@ -322,7 +320,7 @@ func (b *Balancer) servedBy(svc *corev1.Service) func(node string) bool {
 
 // excluded says whether an administrator keeps balancers off a node.
 func (b *Balancer) excluded(name string) bool {
-	object, found, err := b.nodes.GetIndexer().GetByKey(name)
+	object, found, err := b.nodes.GetByKey(name)
 	node, ok := object.(*corev1.Node)
 	if err != nil || !found || !ok {
 		return false // a machine that is no Node has only what it says itself
@@ -332,7 +330,7 @@ func (b *Balancer) excluded(name string) bool {
 }
 
 func (b *Balancer) memberLeases() (out []*coordinationv1.Lease) {
-	for _, object := range b.leases.GetIndexer().List() {
+	for _, object := range b.leases.List() {
 		if l, ok := object.(*coordinationv1.Lease); ok {
 			out = append(out, l)
 		}
@@ -342,7 +340,7 @@ func (b *Balancer) memberLeases() (out []*coordinationv1.Lease) {
 
 // ownerOfLease has the Lease of a Node that is deleted deleted too.
 func (b *Balancer) ownerOfLease() []metav1.OwnerReference {
-	object, found, err := b.nodes.GetIndexer().GetByKey(b.Node)
+	object, found, err := b.nodes.GetByKey(b.Node)
 	node, ok := object.(*corev1.Node)
 	if err != nil || !found || !ok {
 		return nil

@@ -69,9 +69,9 @@ func (b *Balancer) Collect(out chan<- prometheus.Metric) {
 
 // Ready says whether the first lists are in.
 func (b *Balancer) Ready() bool {
-	ready := b.services.HasSynced() && b.namespaces.HasSynced() && b.claims.HasSynced() && b.config.HasSynced()
+	ready := b.services.hasSynced() && b.namespaces.hasSynced() && b.claims.hasSynced() && b.config.hasSynced()
 	if b.announcer != nil {
-		ready = ready && b.slices.HasSynced() && b.nodes.HasSynced() && b.leases.HasSynced()
+		ready = ready && b.slices.hasSynced() && b.nodes.hasSynced() && b.leases.hasSynced()
 	}
 	return ready
 }
