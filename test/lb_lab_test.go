@@ -225,6 +225,9 @@ func exhausted(t *testing.T, l *lab.Lab) {
 		}
 	}
 	eventWith(t, l, "late", controller.Failed, "all addresses of pool default are in use")
+	if svc := serviceOf(t, l, "late"); len(svc.Finalizers) > 0 {
+		t.Errorf("without an address it has the finalizers %v", svc.Finalizers)
+	}
 	freed := ingressOf(t, l, "more1", 1)[0]
 	labKubectl(t, l, "", "delete", "service", "more1", "--timeout=60s")
 	if got := ingressOf(t, l, "late", 1)[0]; got != freed {

@@ -34,6 +34,8 @@ func (c *Controller) publish(ctx context.Context, w *wish) error {
 	if !finalizer {
 		c.say(svc, corev1.EventTypeNormal, Ensuring, "choosing an address")
 	}
+	// Who has no address leaves nothing to clean up, and nobody would know whose finalizer it is.
+	wanted := len(w.addresses) > 0
 	for _, p := range w.problems {
 		c.say(svc, corev1.EventTypeWarning, p.Reason, p.Message)
 	}
@@ -43,8 +45,8 @@ func (c *Controller) publish(ctx context.Context, w *wish) error {
 	if w.refusal == nil && len(w.notes) > 0 {
 		c.say(svc, corev1.EventTypeWarning, AddressIgnored, strings.Join(w.notes, "; "))
 	}
-	if !finalizer || !slices.Equal(published(svc), w.addresses) || !vip(svc) {
-		if err := c.patch(ctx, svc, w.addresses, true); err != nil {
+	if finalizer != wanted || !slices.Equal(published(svc), w.addresses) || !vip(svc) {
+		if err := c.patch(ctx, svc, w.addresses, wanted); err != nil {
 			return err
 		}
 		if w.refusal == nil {
