@@ -4,14 +4,21 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
+	roles "portal/internal/identity"
 	"portal/internal/lb/controller"
 	"portal/test/harness"
 )
@@ -136,3 +143,68 @@ func metricsAt(t *testing.T, address string) string {
 
 // leads says whether a process has said that it leads.
 func leads(p *harness.Process) bool { return strings.Contains(p.Tail(), "this process leads") }
+
+// TestLoadBalancerJoins: with a token of the role lb and what that role may do, a balancer gives addresses; but it can neither hold the Lease of
+// others nor change a Service's spec.
+func TestLoadBalancerJoins(t *testing.T) {
+	api := startPortal(t)
+	client := connect(t, api.Kubeconfig)
+	dir := t.TempDir()
+	args := append(joinCommand(t, api, "lb"), "--data-dir", filepath.Join(dir, "identity"), "--hostname-override", "m1", "--announce", "none", "--metrics-bind-address", "", "--pool", "192.0.2.1")
+	p, err := harness.Start(dir, "lb", harness.Portal(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	services := client.CoreV1().Services("default")
+	if _, err := services.Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, time.Minute, "an address", func() string {
+		svc, err := services.Get(t.Context(), "web", metav1.GetOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		if in := svc.Status.LoadBalancer.Ingress; len(in) != 1 || in[0].IP != "192.0.2.1" {
+			return fmt.Sprint(in, p.Tail())
+		}
+		return ""
+	})
+	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Impersonate = rest.ImpersonationConfig{UserName: roles.LB.User("m1"), Groups: []string{roles.LB.Group(), "system:authenticated"}}
+	as, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, do := range map[string]func() error{
+		"take the controllers' Lease": func() error {
+			lease, err := client.CoordinationV1().Leases("kube-system").Get(t.Context(), "portal-controllers", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = as.CoordinationV1().Leases("kube-system").Update(t.Context(), lease, metav1.UpdateOptions{})
+			return err
+		},
+		"change a Service": func() error {
+			_, err := as.CoreV1().Services("default").Patch(t.Context(), "web", types.MergePatchType, []byte(`{"spec":{"externalIPs":["192.0.2.9"]}}`), metav1.PatchOptions{})
+			return err
+		},
+		"read Secrets": func() error {
+			_, err := as.CoreV1().Secrets("kube-system").List(t.Context(), metav1.ListOptions{})
+			return err
+		},
+		"read ConfigMaps": func() error {
+			_, err := as.CoreV1().ConfigMaps("kube-system").List(t.Context(), metav1.ListOptions{})
+			return err
+		},
+	} {
+		if err := do(); !apierrors.IsForbidden(err) {
+			t.Errorf("a balancer that wants to %s gets %v", what, err)
+		}
+	}
+}

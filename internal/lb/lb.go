@@ -195,8 +195,10 @@ func (b *Balancer) leading(ctx context.Context) {
 				OnStoppedLeading: func() {},
 			},
 		})
-		work.Lock()
-		work.Unlock() //nolint:staticcheck // the work has ended
+		func() { // wait until the work has ended
+			work.Lock()
+			defer work.Unlock()
+		}()
 	}
 }
 
