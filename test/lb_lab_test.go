@@ -216,7 +216,7 @@ func excludedNode(t *testing.T, l *lab.Lab, nodes map[string]string, a netip.Add
 	labKubectl(t, l, "", "label", "node", before, corev1.LabelNodeExcludeBalancers+"-")
 }
 
-// exhausted: who finds no address free is told so, and gets the next one that is freed.
+// exhausted: who finds no address free gets an Event, and then the next one that is freed.
 func exhausted(t *testing.T, l *lab.Lab) {
 	for _, name := range []string{"more1", "more2", "late"} {
 		labKubectl(t, l, "", "create", "service", "loadbalancer", name, "--tcp=80")

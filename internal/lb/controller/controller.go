@@ -62,7 +62,7 @@ type Controller struct {
 	// claims are what the API is known to have, as of revision; nil: not read yet.
 	claims   *pool.Table
 	revision string
-	// said is what each Service, by its UID, was last told in Events.
+	// said is what each Service, by its UID, last got in Events.
 	said map[string]map[string]string
 
 	mu    sync.Mutex
