@@ -18,7 +18,7 @@ import (
 const (
 	Proxy = "portal-proxy"
 	DNS   = "portal-dns"
-	LB    = "portal-lb" // if it announces addresses
+	LB    = "portal-lb"    // if it announces addresses
 	Node  = "portal-node-" // and the name of its bridge
 )
 

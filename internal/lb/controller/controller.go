@@ -262,8 +262,8 @@ func (c *Controller) leftover(svc *corev1.Service, own []netip.Addr) bool {
 	return slices.Contains(svc.Finalizers, Finalizer) || slices.ContainsFunc(published(svc), func(a netip.Addr) bool { return slices.Contains(own, a) })
 }
 
-// assign chooses addresses, first for those that have one: nobody who asks for an address gets that of another. Of the others, the
-// oldest comes first.
+// assign chooses addresses, first for those that have one: nobody who asks for an address gets that of another. Of the others, who has
+// waited longest comes first.
 func (c *Controller) assign(next *pool.Table, wishes []*wish) {
 	has := next.Owners()
 	rank := func(w *wish) int {
