@@ -118,8 +118,17 @@ func ValidMachine(name string) error {
 // approved: that of the role for a token, and that of renewals for somebody who has the identity already.
 func (r Role) Review() string { return string(r) + "client" }
 
-// SelfReview is Review for renewals, and MachineReview for a node that asks for the other identities of its own machine.
-const (
-	SelfReview    = "selfcomponentclient"
-	MachineReview = "machinecomponentclient"
-)
+// SelfReview is Review for renewals.
+const SelfReview = "selfcomponentclient"
+
+// MachineReview is Review for a node that asks for another identity of its own machine. A load balancer writes what proxies everywhere
+// follow: not every node may be one.
+func (r Role) MachineReview() string {
+	if r == LB {
+		return "machinelbclient"
+	}
+	return "machinecomponentclient"
+}
+
+// MachineLB is the ClusterRole of nodes that may have a load balancer. Nobody is bound to it unless an administrator does so.
+const MachineLB = "system:portal:machine-lb"

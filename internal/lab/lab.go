@@ -343,7 +343,7 @@ func (l *Lab) startNodes(ctx context.Context) error {
 		return err
 	}
 	file := filepath.Join(l.Dir, "token")
-	if err := os.WriteFile(file, []byte(token.String()), 0o600); err != nil {
+	if err := errors.Join(os.WriteFile(file, []byte(token.String()), 0o600), l.allowBalancers(ctx)); err != nil {
 		return err
 	}
 	for i := range l.Nodes {

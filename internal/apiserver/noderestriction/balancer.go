@@ -1,11 +1,14 @@
 package noderestriction
 
 import (
+	"cmp"
+	"net/netip"
 	"slices"
 	"strings"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
 
@@ -19,7 +22,10 @@ const (
 	balancerClaims = "portal-lb-claims"
 )
 
-// balancer narrows what a machine's balancer may write to the Lease of the leader, its own, and the claims.
+// cleanup is the finalizer of Services that have a load balancer.
+const cleanup = "service.kubernetes.io/load-balancer-cleanup"
+
+// balancer narrows what a machine's balancer may write to the Lease of the leader, its own, the claims, and the addresses of Services.
 func balancer(a admission.Attributes) error {
 	user := a.GetUserInfo()
 	if !slices.Contains(user.GetGroups(), identity.LB.Group()) {
@@ -39,6 +45,36 @@ func balancer(a admission.Attributes) error {
 		if a.GetNamespace() != metav1.NamespaceSystem || name != balancerClaims {
 			return forbid(a, "a balancer writes the ConfigMap %s in %s only", balancerClaims, metav1.NamespaceSystem)
 		}
+	case resource == corev1.Resource("services") && a.GetSubresource() == "status":
+		return balancedService(a)
+	}
+	return nil
+}
+
+// balancedService lets a balancer write a Service's addresses and its finalizer. A status write could change the rest of the metadata,
+// too: owners, and with them what the garbage collector deletes.
+func balancedService(a admission.Attributes) error {
+	now, ok := a.GetObject().(*corev1.Service)
+	before, had := a.GetOldObject().(*corev1.Service)
+	if !ok || !had {
+		return forbid(a, "a balancer changes the status of Services that are there")
+	}
+	next, last := now.ObjectMeta.DeepCopy(), before.ObjectMeta.DeepCopy()
+	for _, meta := range []*metav1.ObjectMeta{next, last} {
+		meta.ManagedFields, meta.ResourceVersion, meta.Generation = nil, "", 0
+		meta.Finalizers = slices.DeleteFunc(meta.Finalizers, func(f string) bool { return f == cleanup })
+	}
+	if !equality.Semantic.DeepEqual(next, last) {
+		return forbid(a, "of a Service's metadata, a balancer changes the finalizer %s only", cleanup)
+	}
+	for _, ingress := range now.Status.LoadBalancer.Ingress {
+		addr, err := netip.ParseAddr(ingress.IP)
+		if err != nil || !addr.IsGlobalUnicast() || ingress.Hostname != "" {
+			return forbid(a, "status.loadBalancer.ingress: a balancer gives addresses that a machine can have, not %q", cmp.Or(ingress.Hostname, ingress.IP))
+		}
+	}
+	if !equality.Semantic.DeepEqual(now.Status.Conditions, before.Status.Conditions) {
+		return forbid(a, "of a Service's status, a balancer changes loadBalancer only")
 	}
 	return nil
 }

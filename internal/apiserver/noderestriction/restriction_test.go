@@ -464,3 +464,38 @@ func TestBalancer(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestBalancerOfServices: of a Service, a balancer writes the addresses and its own finalizer.
+func TestBalancerOfServices(t *testing.T) {
+	for what, c := range map[string]struct {
+		change  func(*corev1.Service)
+		allowed bool
+	}{
+		"an address": {func(s *corev1.Service) {
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}, {IP: "2001:db8::1"}}
+			s.Finalizers = append(s.Finalizers, "service.kubernetes.io/load-balancer-cleanup")
+		}, true},
+		"no address": {func(s *corev1.Service) { s.Status.LoadBalancer.Ingress = nil }, true},
+		"loopback": {func(s *corev1.Service) {
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "127.0.0.1"}}
+		}, false},
+		"a name": {func(s *corev1.Service) {
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "example.org"}}
+		}, false},
+		"another finalizer": {func(s *corev1.Service) { s.Finalizers = nil }, false},
+		"a label":           {func(s *corev1.Service) { s.Labels = map[string]string{"a": "b"} }, false},
+		"an owner": {func(s *corev1.Service) {
+			s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "none", UID: "1"}}
+		}, false},
+		"a condition": {func(s *corev1.Service) { s.Status.Conditions = []metav1.Condition{{Type: "a"}} }, false},
+	} {
+		before := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", Finalizers: []string{"example.org/mine"}}}
+		now := before.DeepCopy()
+		c.change(now)
+		who := &user.DefaultInfo{Name: "system:portal:lb:m1", Groups: []string{"system:portal:lb", "system:authenticated"}}
+		a := admission.NewAttributesRecord(now, before, schema.GroupVersionKind{}, "ns", "web", corev1.SchemeGroupVersion.WithResource("services"), "status", admission.Update, nil, false, who)
+		if err := New(audienceOnly{}).Admit(t.Context(), a, nil); (err == nil) != c.allowed {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

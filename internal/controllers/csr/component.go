@@ -13,9 +13,10 @@ import (
 )
 
 // approveComponent decides about a certificate of one of Portal's own parts: those who hold a token of the role may have any
-// machine's, who has the identity already may renew it, and a node may have those of its own machine. The permission is to
-// create certificatesigningrequests/ROLEclient, /selfcomponentclient or /machinecomponentclient. Nobody else decides for this
-// signer, so what is not allowed is denied, and who waits need not wait.
+// machine's, who has the identity already may renew it, and a node may have those of its own machine, a load balancer's if an
+// administrator allows it. The permission is to create certificatesigningrequests/ROLEclient, /selfcomponentclient,
+// /machinecomponentclient or /machinelbclient. Nobody else decides for this signer, so what is not allowed is denied, and who waits need not
+// wait.
 func (c *Controller) approveComponent(ctx context.Context, r *signingRequest) (queue.Result, error) {
 	deny := func(message string) (queue.Result, error) {
 		klog.FromContext(ctx).Info("certificate request denied", "request", r.Name, "requestor", r.Spec.Username, "why", message)
@@ -34,12 +35,14 @@ func (c *Controller) approveComponent(ctx context.Context, r *signingRequest) (q
 	case request.Subject.CommonName:
 		permission = identity.SelfReview
 	case identity.Node.User(machine):
-		permission = identity.MachineReview
+		permission = role.MachineReview()
 	}
 	allowed, err := c.allowed(ctx, r, permission)
 	switch {
 	case err != nil:
 		return queue.Result{}, fmt.Errorf("review access to %s: %w", permission, err)
+	case !allowed && permission == identity.LB.MachineReview():
+		return deny(fmt.Sprintf("%s may not be %s: bind it to the ClusterRole %s, or start portal lb with a token of the role %s", r.Spec.Username, request.Subject.CommonName, identity.MachineLB, role))
 	case !allowed:
 		return deny(fmt.Sprintf("%s may not be %s: it needs a token of the role %s", r.Spec.Username, request.Subject.CommonName, role))
 	}

@@ -146,6 +146,8 @@ func TestApproveComponent(t *testing.T) {
 	}{
 		"a node for its proxy":             {part("system:node:n1", "system:portal:proxy:n1", proxies), "machinecomponentclient", true},
 		"a node for its DNS":               {part("system:node:n1", "system:portal:dns:n1", names), "machinecomponentclient", true},
+		"a node for its load balancer":     {part("system:node:n1", "system:portal:lb:n1", "system:portal:lb"), "machinelbclient", true},
+		"every node for a load balancer":   {part("system:node:n1", "system:portal:lb:n1", "system:portal:lb"), "machinecomponentclient", false},
 		"a node for another's proxy":       {part("system:node:n1", "system:portal:proxy:n2", proxies), "machinecomponentclient", false},
 		"a node without the permission":    {part("system:node:n1", "system:portal:proxy:n1", proxies), "nodeclient", false},
 		"somebody else":                    {part("system:portal:dns:n1", "system:portal:proxy:n1", proxies), "machinecomponentclient", false},
