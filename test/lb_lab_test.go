@@ -331,6 +331,13 @@ spec: {type: LoadBalancer, selector: {app: web}, ports: [{port: %[1]s, targetPor
 	if err := try("8082"); err == nil {
 		t.Error("a client that is not in the source ranges gets an answer")
 	}
+	labKubectl(t, l, "", "patch", "service", "shared-8082", "-p", `{"spec":{"loadBalancerSourceRanges":["203.0.113.0/24"]}}`)
+	eventually(t, lbLimit, "an answer at the other port, once it is allowed", func() string {
+		if err := try("8082"); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 	labKubectl(t, l, "", "delete", "service", "shared-8081", "shared-8082", "--timeout=60s")
 }
 
@@ -358,6 +365,7 @@ func serverAway(t *testing.T, l *lab.Lab, nodes map[string]string, addrs []netip
 	if err := l.Server.Start(); err != nil {
 		t.Fatal(err)
 	}
+	longest := longestPause(t.Context())
 	eventually(t, lbLimit, "renewed Leases", func() string {
 		for _, node := range before {
 			lease, err := l.API.CoordinationV1().Leases("kube-system").Get(t.Context(), announce.LeasePrefix+node, metav1.GetOptions{})
@@ -373,7 +381,8 @@ func serverAway(t *testing.T, l *lab.Lab, nodes map[string]string, addrs []netip
 	for _, a := range addrs {
 		on(t, l.Router, "ip", "neigh", "flush", "to", a.String())
 		answers(t, l, a, "/")
-		if got := neighbour(t, l, nodes, a); got != before[a] {
+		// A machine that does not run for as long as a Lease lasts has lost its addresses.
+		if got := neighbour(t, l, nodes, a); got != before[a] && longest() < announce.DefaultTimes.Lease/4 {
 			t.Errorf("%s moved from %s to %s when the API came back", a, before[a], got)
 		}
 	}

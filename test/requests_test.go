@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -219,4 +220,18 @@ func (r *requests) answeredBy(t *testing.T, pods int) {
 		}
 		return ""
 	})
+}
+
+// longestPause begins to measure for how long this machine lets a process wait that has something to do.
+func longestPause(ctx context.Context) (soFar func() time.Duration) {
+	var longest atomic.Int64
+	go func() {
+		for last := time.Now(); ctx.Err() == nil; {
+			time.Sleep(10 * time.Millisecond)
+			now := time.Now()
+			longest.Store(max(longest.Load(), int64(now.Sub(last)-10*time.Millisecond)))
+			last = now
+		}
+	}()
+	return func() time.Duration { return time.Duration(longest.Load()) }
 }

@@ -29,7 +29,7 @@ type joinOptions struct {
 
 func (o *joinOptions) addFlags(f *pflag.FlagSet, role identity.Role) {
 	o.role = role
-	f.StringVar(&o.server, "server", "", "URL of a Portal server to join, as `portal token create --role "+string(role)+"` prints it; instead of --kubeconfig")
+	f.StringVar(&o.server, "server", "", "`URL` of a Portal server to join, as portal token create --role "+string(role)+" prints it; instead of --kubeconfig")
 	f.StringVar(&o.token, "token", "", "token to join with; not needed again once this machine has a certificate")
 	f.StringVar(&o.tokenFile, "token-file", "", "file with the token")
 	f.StringSliceVar(&o.hashes, "ca-hash", nil, "hash of the server's certificate authority, sha256:…; may be repeated")

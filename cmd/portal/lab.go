@@ -34,9 +34,9 @@ trying and testing. Packets are real, and nothing of this machine's network is c
 	f.StringVar(&o.Dir, "data-dir", "", "folder for all of its files; it is removed when the lab ends (default: "+lab.DefaultDir("NAME")+")")
 	f.StringVar(&o.ProxyMode, "proxy-mode", "auto", "proxy mode of the nodes: none, auto, "+strings.Join(proxyModeNames(), ", "))
 	f.IntVar(&o.Zones, "zones", 0, "number of zones that the nodes are spread over; 0: they are in none")
-	f.StringArrayVar(&o.BalancerPools, "load-balancer-pool", nil, "addresses for Services of type LoadBalancer, as `portal lb --pool` has them, such as 192.168.100.240-192.168.100.250; the nodes announce them; may be repeated")
+	f.StringArrayVar(&o.BalancerPools, "load-balancer-pool", nil, "addresses for Services of type LoadBalancer: a `pool` as of portal lb --pool, such as 192.168.100.240-192.168.100.250; the nodes announce them; may be repeated")
 	f.StringVar(&o.ImageMap, "image-map", "", "file that maps images to folders, for the nodes")
-	f.StringSliceVar(&o.ServiceCIDRs, "service-cluster-ip-range", nil, "ranges of cluster IPs (default: those of `portal server`)")
+	f.StringSliceVar(&o.ServiceCIDRs, "service-cluster-ip-range", nil, "ranges of cluster IPs (default: those of portal server)")
 	f.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil, "ranges of the Pods' addresses (default: 10.244.0.0/16,fd00:244::/56)")
 	cmd.AddCommand(newLabExecCommand(), newLabCutCommand(true), newLabCutCommand(false), newLabLinkCommand(), newLabKubectlCommand(), newLabDeleteCommand(), newLabListCommand())
 	return cmd

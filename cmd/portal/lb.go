@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -143,6 +142,9 @@ func (o *lbOptions) options(log *slog.Logger) (out lb.Options, err error) {
 	if out.Pools, err = o.balancers.read(); err != nil {
 		return out, err
 	}
+	if err := o.balancers.mayAnnounce(); err != nil {
+		return out, err
+	}
 	if out.Node, err = machineName(o.hostname); err == nil {
 		err = identity.ValidMachine(out.Node)
 	}
@@ -166,12 +168,17 @@ func (o *balancerOptions) apply(out *lb.Options) {
 	out.Layer2, out.Interfaces, out.Times = o.announce == announceL2, o.interfaces, announce.DefaultTimes
 }
 
+// mayAnnounce says what is missing to announce addresses, if that is wanted.
+func (o *balancerOptions) mayAnnounce() error {
+	if len(o.pools) == 0 && o.prefix != "" || o.announce != announceL2 || mayAdminister() == nil {
+		return nil
+	}
+	return fmt.Errorf("to announce addresses, run this as root or with the capabilities NET_RAW and NET_ADMIN; or give --%sannounce none", o.prefix)
+}
+
 // serveBalancer runs a balancer, and serves its metrics at an address if there is one.
 func serveBalancer(ctx context.Context, options lb.Options, metrics string) error {
 	if options.Layer2 {
-		if err := mayAdminister(); err != nil {
-			return errors.New("to announce addresses, run this as root or with the capabilities NET_RAW and NET_ADMIN; or give --announce none")
-		}
 		lock, err := instance.Acquire(ctx, instance.LB, instance.DefaultPatience, func(h instance.Holder) {
 			options.Log.Info("another load balancer announces addresses in this network namespace, waiting for it to end", "holder", h.String(), "upTo", instance.DefaultPatience)
 		})

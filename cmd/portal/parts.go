@@ -55,6 +55,9 @@ func (o *partOptions) validate() error {
 	if _, err := o.balancers.read(); err != nil {
 		return err
 	}
+	if err := o.balancers.mayAnnounce(); err != nil {
+		return err
+	}
 	if err := completeAddress(&o.healthz, "10256"); err != nil {
 		return fmt.Errorf("--proxy-healthz-bind-address: %w", err)
 	}

@@ -5,6 +5,7 @@ package noderestriction
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -117,6 +119,10 @@ func (r *Restriction) node(ctx context.Context, name string, a admission.Attribu
 	if a.GetOperation() == admission.Update {
 		if old, ok = a.GetOldObject().(*corev1.Node); !ok {
 			return forbid(a, "a Node is expected, not %T", a.GetOldObject())
+		}
+		if v := node.ResourceVersion; v != "" && old.ResourceVersion != "" && v != old.ResourceVersion {
+			// What differs may be somebody else's change. The node has to look again.
+			return apierrors.NewConflict(a.GetResource().GroupResource(), node.Name, errors.New("the Node has changed: read it again"))
 		}
 		if !equality.Semantic.DeepEqual(node.Spec.Taints, old.Spec.Taints) {
 			return forbid(a, "spec.taints: a node does not change its taints")
