@@ -136,7 +136,9 @@ func (o *upOptions) startPods(cmd *cobra.Command, log *slog.Logger, info server.
 		return fail(err)
 	}
 	var settings hostnet.Configured
-	settings.Remember("net/ipv4/ip_forward", "net/ipv4/conf/all/send_redirects", "net/ipv6/conf/all/forwarding")
+	if err := settings.RememberIn(filepath.Join(options.DataDir, "settings.json"), "net/ipv4/ip_forward", "net/ipv4/conf/all/send_redirects", "net/ipv6/conf/all/forwarding"); err != nil {
+		log.Warn("if this process is killed, settings that it changes for Pods will not be restored", "err", err)
+	}
 	beside.Go(func() {
 		err := agent.Run(cmd.Context())
 		if stopped(cmd.Context(), err) {

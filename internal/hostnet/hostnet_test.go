@@ -182,6 +182,39 @@ func TestForwardingAndRoutes(t *testing.T) {
 	}
 }
 
+// TestSettingsOfAKilledProcess: the next one restores what was before the first, unless the machine has started since.
+func TestSettingsOfAKilledProcess(t *testing.T) {
+	inNamespace(t)
+	const path = "net/ipv4/ip_forward"
+	file := filepath.Join(t.TempDir(), "new", "settings.json")
+	remember := func(c *Configured) {
+		t.Helper()
+		if err := c.RememberIn(file, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sysctl(t, "ipv4/ip_forward", "0")
+	var killed, next Configured
+	remember(&killed)
+	sysctl(t, "ipv4/ip_forward", "1")
+	remember(&next)
+	if err := next.Restore(); err != nil || read(path) != "0" {
+		t.Errorf("restored %s: %v", read(path), err)
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("the file is still there")
+	}
+	if err := os.WriteFile(file, []byte(`{"World":"another boot","Before":{"net/ipv4/ip_forward":"0"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sysctl(t, "ipv4/ip_forward", "1")
+	var booted Configured
+	remember(&booted)
+	if err := booted.Restore(); err != nil || read(path) != "1" {
+		t.Errorf("after another boot, restored %s: %v", read(path), err)
+	}
+}
+
 func TestStrictReversePathFilter(t *testing.T) {
 	inNamespace(t)
 	sysctl(t, "ipv4/conf/all/rp_filter", "0")

@@ -1,6 +1,7 @@
 package hostnet
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -141,7 +142,10 @@ func read(path string) string {
 }
 
 // Configured remembers settings that were changed, with the values that they had.
-type Configured struct{ before []setting }
+type Configured struct {
+	before []setting
+	file   string // that has them, too; or empty
+}
 
 // Configure changes the settings that the problems are about, and remembers how they were.
 func (c *Configured) Configure(problems []Problem) (changed []string, err error) {
@@ -172,9 +176,50 @@ func (c *Configured) Remember(paths ...string) {
 	}
 }
 
+// RememberIn is Remember, with a file that outlives this process: of one that was killed, the next one restores what was before both.
+func (c *Configured) RememberIn(file string, paths ...string) error {
+	here := world()
+	var kept remembered
+	if data, err := os.ReadFile(file); err == nil && json.Unmarshal(data, &kept) == nil && kept.World == here {
+		for path, was := range kept.Before {
+			c.before = append(c.before, setting{path, was})
+		}
+		c.file = file
+		return nil
+	}
+	c.Remember(paths...)
+	kept = remembered{World: here, Before: map[string]string{}}
+	for _, s := range c.before {
+		kept.Before[s.path] = s.value
+	}
+	data, err := json.Marshal(kept)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, data, 0o600)); err != nil {
+		return err
+	}
+	c.file = file
+	return nil
+}
+
+// remembered is what such a file has. Settings are those of one boot and one network namespace.
+type remembered struct {
+	World  string
+	Before map[string]string
+}
+
+func world() string {
+	namespace, _ := os.Readlink("/proc/thread-self/ns/net")
+	return read("kernel/random/boot_id") + " " + namespace
+}
+
 // Restore gives settings back the values that they had before, the last one first.
 func (c *Configured) Restore() error {
 	var errs []error
+	if c.file != "" {
+		errs = append(errs, os.Remove(c.file))
+	}
 	for i := len(c.before) - 1; i >= 0; i-- {
 		if s := c.before[i]; read(s.path) != s.value {
 			errs = append(errs, write(s))
