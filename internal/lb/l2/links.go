@@ -1,7 +1,8 @@
 package l2
 
 import (
-	"net"
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -30,34 +31,53 @@ func (l *link) from() netip.Addr {
 	return best
 }
 
-// listLinks are those of this network namespace that packets of other machines come by.
+// usable says whether packets of other machines may come by an interface: Ethernet, up, and with neighbours to resolve. On a dummy, which
+// proxies keep addresses of Services on, there are none.
+func usable(l netlink.Link) bool {
+	i := l.Attrs()
+	const wanted, refused = unix.IFF_UP | unix.IFF_BROADCAST, unix.IFF_LOOPBACK | unix.IFF_NOARP
+	return i.RawFlags&(wanted|refused) == wanted && l.Type() != "dummy" && len(i.HardwareAddr) == len(MAC{})
+}
+
+// dump lists again what changed while the kernel listed it: something may be missing.
+func dump[T any](list func() ([]T, error)) (out []T, err error) {
+	for range 5 {
+		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
+}
+
+// listLinks are those of this network namespace that packets of other machines come by; with names, only these.
 func listLinks(names []string) ([]*link, error) {
-	all, err := net.Interfaces()
+	all, err := dump(netlink.LinkList)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	addrs, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	prefixes := map[int][]netip.Prefix{}
+	for _, a := range addrs {
+		if a.IPNet == nil {
+			continue
+		}
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			ones, _ := a.Mask.Size()
+			prefixes[a.LinkIndex] = append(prefixes[a.LinkIndex], netip.PrefixFrom(ip, ones))
+		}
 	}
 	var out []*link
-	for _, i := range all {
-		if i.Flags&(net.FlagUp|net.FlagBroadcast) != net.FlagUp|net.FlagBroadcast || i.Flags&net.FlagLoopback != 0 || len(i.HardwareAddr) != 6 {
-			continue
+	for _, l := range all {
+		i := l.Attrs()
+		if usable(l) && (len(names) == 0 || slices.Contains(names, i.Name)) {
+			out = append(out, &link{index: i.Index, name: i.Name, mac: MAC(i.HardwareAddr), prefixes: prefixes[i.Index]})
 		}
-		if len(names) > 0 && !slices.Contains(names, i.Name) {
-			continue
-		}
-		l := &link{index: i.Index, name: i.Name, mac: MAC(i.HardwareAddr)}
-		addrs, err := i.Addrs()
-		if err != nil {
-			return nil, err
-		}
-		for _, a := range addrs {
-			if p, err := netip.ParsePrefix(a.String()); err == nil {
-				l.prefixes = append(l.prefixes, p)
-			}
-		}
-		out = append(out, l)
 	}
 	for family, set := range map[int]func(*link){unix.AF_INET: func(l *link) { l.gateway4 = true }, unix.AF_INET6: func(l *link) { l.gateway6 = true }} {
-		routes, err := netlink.RouteList(nil, family)
+		routes, err := dump(func() ([]netlink.Route, error) { return netlink.RouteList(nil, family) })
 		if err != nil {
 			continue // without IPv6
 		}
@@ -73,13 +93,14 @@ func listLinks(names []string) ([]*link, error) {
 }
 
 // linksFor are the links that an address is announced on: those whose own addresses are of its network; if there are none, those that
-// lead to the rest of the world, where somebody has a route to the address; or those that were chosen by name.
+// lead to the rest of the world, where somebody has a route to the address; or those that were chosen by name. That a link has the address
+// itself says nothing of the network: proxies put addresses of Services on this machine.
 func linksFor(all []*link, chosen bool, a netip.Addr) (out []*link) {
 	if chosen {
 		return all
 	}
 	for _, l := range all {
-		if slices.ContainsFunc(l.prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
+		if slices.ContainsFunc(l.prefixes, func(p netip.Prefix) bool { return p.Addr() != a && p.Contains(a) }) {
 			out = append(out, l)
 		}
 	}

@@ -65,7 +65,7 @@ func New(o Options) (*Responder, error) {
 	}
 	for _, name := range o.Interfaces {
 		if !slices.ContainsFunc(r.links, func(l *link) bool { return l.name == name }) {
-			return nil, fmt.Errorf("there is no Ethernet interface %q that is up", name)
+			return nil, fmt.Errorf("there is no Ethernet interface %q that is up and uses ARP", name)
 		}
 	}
 	if r.arp, err = openARP(); err != nil {
