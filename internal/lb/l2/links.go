@@ -49,8 +49,8 @@ func dump[T any](list func() ([]T, error)) (out []T, err error) {
 	return out, err
 }
 
-// listLinks are those of this network namespace that packets of other machines come by; with names, only these.
-func listLinks(names []string) ([]*link, error) {
+// listLinks are those of this network namespace that packets of other machines come by.
+func listLinks() ([]*link, error) {
 	all, err := dump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
@@ -72,7 +72,7 @@ func listLinks(names []string) ([]*link, error) {
 	var out []*link
 	for _, l := range all {
 		i := l.Attrs()
-		if usable(l) && (len(names) == 0 || slices.Contains(names, i.Name)) {
+		if usable(l) {
 			out = append(out, &link{index: i.Index, name: i.Name, mac: MAC(i.HardwareAddr), prefixes: prefixes[i.Index]})
 		}
 	}
@@ -90,6 +90,19 @@ func listLinks(names []string) ([]*link, error) {
 		}
 	}
 	return out, nil
+}
+
+// choose are the links with these names, or all if there are no names.
+func choose(all []*link, names []string) (out []*link) {
+	if len(names) == 0 {
+		return all
+	}
+	for _, l := range all {
+		if slices.Contains(names, l.name) {
+			out = append(out, l)
+		}
+	}
+	return out
 }
 
 // linksFor are the links that an address is announced on: those whose own addresses are of its network; if there are none, those that

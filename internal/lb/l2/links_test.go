@@ -124,7 +124,7 @@ func TestListLinks(t *testing.T) {
 			t.Fatal(name, err)
 		}
 	}
-	links, err := listLinks(nil)
+	links, err := listLinks()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestListLinks(t *testing.T) {
 	if got := strings.Join(v4, " "); got != "192.168.1.10/24 192.168.2.10/16" {
 		t.Errorf("addresses %q", got)
 	}
-	if links, err := listLinks([]string{"other"}); err != nil || len(links) > 0 {
-		t.Errorf("other interfaces: %q, %v", names(links), err)
+	if got := names(choose(links, []string{"other"})); got != "" {
+		t.Errorf("other interfaces: %q", got)
 	}
 }

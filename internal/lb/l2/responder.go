@@ -29,7 +29,8 @@ type Responder struct {
 	groups   *groups
 
 	mu       sync.Mutex
-	links    []*link
+	all      []*link // of this machine
+	links    []*link // of these, those to announce on
 	listed   time.Time
 	announce map[netip.Addr]*announced
 	wake     chan struct{}
@@ -60,9 +61,10 @@ const (
 func New(o Options) (*Responder, error) {
 	r := &Responder{Options: o, announce: map[netip.Addr]*announced{}, wake: make(chan struct{}, 1)}
 	var err error
-	if r.links, err = listLinks(o.Interfaces); err != nil {
+	if r.all, err = listLinks(); err != nil {
 		return nil, err
 	}
+	r.links = choose(r.all, o.Interfaces)
 	for _, name := range o.Interfaces {
 		if !slices.ContainsFunc(r.links, func(l *link) bool { return l.name == name }) {
 			return nil, fmt.Errorf("there is no Ethernet interface %q that is up and uses ARP", name)
@@ -147,14 +149,14 @@ func (r *Responder) refresh(force bool) {
 	if !force && time.Since(r.listed) < relist {
 		return
 	}
-	links, err := listLinks(r.Interfaces)
+	all, err := listLinks()
 	if err != nil {
-		r.Log.Warn("list interfaces", "err", err)
+		r.Log.Warn("interfaces not read, announcing as before", "err", err)
 		return
 	}
-	r.links, r.listed = links, time.Now()
+	r.all, r.links, r.listed = all, choose(all, r.Interfaces), time.Now()
 	for a, s := range r.announce {
-		now := linksFor(links, len(r.Interfaces) > 0, a)
+		now := linksFor(r.links, len(r.Interfaces) > 0, a)
 		same := slices.EqualFunc(now, s.links, func(x, y *link) bool { return x.index == y.index && x.mac == y.mac })
 		if !same {
 			r.groups.leave(a, s.links)
@@ -251,9 +253,9 @@ func (r *Responder) handleARP(packet []byte, index int, _ MAC) {
 		r.answers.Add(1)
 		r.send(r.arp, l, a.SenderMAC, AnswerARP(a, l.mac).Append(nil))
 	}
-	l := r.on(a.Sender, index)
+	contested := r.on(a.Sender, index) != nil && !r.mine(a.SenderMAC)
 	r.mu.Unlock()
-	if l != nil && a.SenderMAC != l.mac {
+	if contested {
 		r.contested(a.Sender)
 	}
 }
@@ -280,10 +282,16 @@ func (r *Responder) handleNDP(packet []byte, index int, from MAC) {
 			r.send(r.ndp, l, to, answer.Append(nil))
 		}
 	}
+	contested := l != nil && n.Advertisement && n.HasLinkAddress && !r.mine(n.LinkAddress)
 	r.mu.Unlock()
-	if l != nil && n.Advertisement && n.HasLinkAddress && n.LinkAddress != l.mac {
+	if contested {
 		r.contested(n.Target)
 	}
+}
+
+// mine says whether a link of this machine has an Ethernet address. Two may be on one segment, where each receives what the other sends.
+func (r *Responder) mine(m MAC) bool {
+	return slices.ContainsFunc(r.all, func(l *link) bool { return l.mac == m })
 }
 
 // on is the link of an index if this machine answers for the address there.
