@@ -2,8 +2,10 @@ package announce
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -69,7 +71,7 @@ func lease(node, identity string, renewed time.Time, seconds int32, holds string
 func TestMembers(t *testing.T) {
 	start := time.Now()
 	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
-	m := members{seen: map[string]*sighting{}}
+	m := members{seen: map[string]*sighting{}, longest: 15 * time.Second}
 	// own is this node's Lease, renewed at a time.
 	own := func(seconds float64) *coordinationv1.Lease { return lease("self", "me", at(seconds), 2, "") }
 	expect := func(what string, now float64, want string, doubted bool) {
@@ -109,4 +111,50 @@ func TestMembers(t *testing.T) {
 	expect("released", 9.2, "[b]", false)
 	see(9.3, own(9.3))
 	expect("deleted", 9.3, "[]", false)
+}
+
+// TestMembersBounds: a Lease that says it runs for years, or for less than no time, keeps no member alive for longer than members' Leases
+// run. What it holds is read when it changes, and no more of it than the API lets annotations have.
+func TestMembersBounds(t *testing.T) {
+	start := time.Now()
+	m := New(Options{Times: DefaultTimes}).members
+	years, negative := lease("years", "x", start, math.MaxInt32, "192.0.2.1"), lease("negative", "y", start, math.MinInt32, "")
+	own := func(at time.Time) *coordinationv1.Lease { return lease("self", "me", at, 2, "") }
+	names := func(now time.Time) (out []string) {
+		m.observe([]*coordinationv1.Lease{own(now), years, negative}, "self", now)
+		list, _, _ := m.alive(now)
+		for _, x := range list {
+			out = append(out, x.Name)
+		}
+		return out
+	}
+	// This node sees renewals all the while.
+	for at := start; at.Before(start.Add(DefaultTimes.IdleLease)); at = at.Add(time.Second) {
+		if got := fmt.Sprint(names(at)); got != "[self years]" {
+			t.Fatalf("after %s: %s", at.Sub(start), got)
+		}
+	}
+	if got := fmt.Sprint(names(start.Add(DefaultTimes.IdleLease))); got != "[self]" {
+		t.Errorf("after the longest Lease: %s", got)
+	}
+
+	marker, first := netip.MustParseAddr("192.0.2.99"), netip.MustParseAddr("192.0.2.1")
+	m.seen["years"].holds[marker] = true
+	names(start)
+	if !m.seen["years"].holds[marker] {
+		t.Error("what did not change was read again")
+	}
+	years = lease("years", "x", start, 2, "192.0.2.2")
+	names(start)
+	if h := m.seen["years"].holds; h[marker] || h[first] || !h[netip.MustParseAddr("192.0.2.2")] {
+		t.Errorf("after a change it holds %v", h)
+	}
+	for _, c := range []struct {
+		end, want string
+	}{{"192.0.2.1", "map[192.0.2.1:true]"}, {"192.0.2.1,192.0.2.2", "map[192.0.2.1:true]"}, {"192.0.2.123", "map[]"}} {
+		text := strings.Repeat("x", maxHolds-len(",192.0.2.1")) + "," + c.end
+		if got := fmt.Sprint(parseHolds(text)); got != c.want {
+			t.Errorf("a long text that ends in %s holds %s, want %s", c.end, got, c.want)
+		}
+	}
 }

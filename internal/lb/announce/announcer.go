@@ -73,7 +73,10 @@ type Announcer struct {
 
 // New makes an announcer.
 func New(o Options) *Announcer {
-	return &Announcer{Options: o, dirty: make(chan struct{}, 1), renewNow: make(chan struct{}, 1), members: members{seen: map[string]*sighting{}}, yielded: map[netip.Addr]bool{}}
+	return &Announcer{
+		Options: o, dirty: make(chan struct{}, 1), renewNow: make(chan struct{}, 1), yielded: map[netip.Addr]bool{},
+		members: members{seen: map[string]*sighting{}, longest: max(o.Times.Lease, o.Times.IdleLease)},
+	}
 }
 
 func signal(c chan struct{}) {

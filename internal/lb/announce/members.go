@@ -24,6 +24,8 @@ const (
 // something is seen is this node's own Lease, whose renewals come by the same watch, in order with those of others.
 type members struct {
 	seen map[string]*sighting
+	// longest is how long a Lease runs at most, whatever it says: a member that is lost must not stay.
+	longest time.Duration
 	// proven is when this node last saw its own renewal, and since from when on it did so without a gap.
 	proven, since time.Time
 }
@@ -32,6 +34,7 @@ type sighting struct {
 	renewal string // tells renewals apart
 	at      time.Time
 	lasts   time.Duration
+	text    string // what holds was read from
 	holds   map[netip.Addr]bool
 }
 
@@ -61,7 +64,10 @@ func (m *members) observe(leases []*coordinationv1.Lease, self string, now time.
 			}
 			known.renewal, known.at = renewal, now
 		}
-		known.lasts, known.holds = time.Duration(*s.LeaseDurationSeconds)*time.Second, parseHolds(l.Annotations[holdsAnnotation])
+		known.lasts = min(m.longest, max(0, time.Duration(*s.LeaseDurationSeconds)*time.Second))
+		if text := l.Annotations[holdsAnnotation]; known.holds == nil || text != known.text {
+			known.text, known.holds = text, parseHolds(text)
+		}
 	}
 	for name := range m.seen {
 		if !found[name] {
@@ -93,9 +99,16 @@ func (m *members) alive(now time.Time) (out []Member, next time.Time, doubt bool
 	return out, next, doubt
 }
 
+// maxHolds is how much of the annotation is read: what the API lets an object's annotations have in all. A lower limit would cut off what
+// a member with many addresses announces, and others would take it for theirs.
+const maxHolds = 256 << 10
+
 func parseHolds(text string) map[netip.Addr]bool {
 	out := map[netip.Addr]bool{}
-	for _, item := range strings.Split(text, ",") {
+	if len(text) > maxHolds {
+		text = text[:max(0, strings.LastIndexByte(text[:maxHolds+1], ','))] // half an address may be another one
+	}
+	for item := range strings.SplitSeq(text, ",") {
 		if a, err := netip.ParseAddr(item); err == nil {
 			out[a] = true
 		}
