@@ -61,14 +61,16 @@ type Announcer struct {
 
 	mu      sync.Mutex
 	members members
-	renewed time.Time     // when this process last wrote its Lease
+	renewed time.Time     // when this process last began to write its Lease, and did: others may have seen it ever since
 	lasting time.Duration // of the Lease as it was last written
-	lease   *coordinationv1.Lease
-	own     []netip.Addr
-	busy    bool // it announces something, or is the next to
-	yielded map[netip.Addr]bool
-	ranked  []Member // whom the addresses were last ranked among
-	alive   int
+	// releasing: the Lease is being released, and others may have taken over already.
+	releasing bool
+	lease     *coordinationv1.Lease
+	own       []netip.Addr
+	busy      bool // it announces something, or is the next to
+	yielded   map[netip.Addr]bool
+	ranked    []Member // whom the addresses were last ranked among
+	alive     int
 }
 
 // New makes an announcer.
@@ -103,10 +105,13 @@ func (a *Announcer) Status() (own []netip.Addr, members int) {
 }
 
 // Insist says whether this node is right to announce an address that another one announces too. While the API is away it can't know: others may
-// have seen its Lease end, so it yields, and keeps what nobody else announces.
+// have seen its Lease end, so it yields, and keeps what nobody else announces. Nor does it know once it releases its Lease.
 func (a *Announcer) Insist(addr netip.Addr) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.releasing {
+		return false
+	}
 	if !a.stale(time.Now()) {
 		return slices.Contains(a.own, addr)
 	}
@@ -259,6 +264,7 @@ func (a *Announcer) renew(ctx context.Context) error {
 	lease := a.lease
 	lasts, holds := a.lasts(), writeHolds(a.own)
 	a.mu.Unlock()
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	written, err := a.write(ctx, lease, func(l *coordinationv1.Lease) {
@@ -275,11 +281,10 @@ func (a *Announcer) renew(ctx context.Context) error {
 		a.lease = nil // it may be another one by now
 		return err
 	}
-	now := time.Now()
-	if a.renewed.IsZero() || a.stale(now) {
+	if a.renewed.IsZero() || a.stale(time.Now()) {
 		signal(a.dirty)
 	}
-	a.lease, a.renewed, a.lasting = written, now, lasts
+	a.lease, a.renewed, a.lasting = written, began, lasts
 	return nil
 }
 
@@ -308,6 +313,7 @@ func (a *Announcer) write(ctx context.Context, lease *coordinationv1.Lease, chan
 // release has others take over.
 func (a *Announcer) release() {
 	a.mu.Lock()
+	a.releasing = true
 	lease := a.lease
 	a.mu.Unlock()
 	if lease == nil {
