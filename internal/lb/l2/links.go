@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"portal/internal/hostnet"
 )
 
 // link is an Ethernet interface that is up.
@@ -83,13 +85,24 @@ func listLinks() ([]*link, error) {
 		}
 		for _, r := range routes {
 			for _, l := range out {
-				if l.index == r.LinkIndex && r.Gw != nil && (r.Dst == nil || r.Dst.IP.IsUnspecified()) {
+				if l.index == r.LinkIndex && isDefault(r) {
 					set(l)
 				}
 			}
 		}
 	}
 	return out, nil
+}
+
+func isDefault(r netlink.Route) bool {
+	return r.Gw != nil && (r.Dst == nil || r.Dst.IP.IsUnspecified())
+}
+
+// interest is in what listLinks lists.
+var interest = hostnet.Interest{
+	Link:    func(netlink.LinkUpdate) bool { return true },
+	Address: func(netlink.AddrUpdate) bool { return true },
+	Route:   func(u netlink.RouteUpdate) bool { return isDefault(u.Route) },
 }
 
 // choose are the links with these names, or all if there are no names.

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"portal/internal/hostnet"
 )
 
 // Options are a Responder's.
@@ -28,10 +30,13 @@ type Responder struct {
 	arp, ndp *socket // ndp is nil without IPv6
 	groups   *groups
 
+	listing sync.Mutex // held while links are listed, and before mu: packets are answered meanwhile
+
 	mu       sync.Mutex
-	all      []*link // of this machine
-	links    []*link // of these, those to announce on
-	listed   time.Time
+	all      []*link   // of this machine
+	links    []*link   // of these, those to announce on
+	listed   time.Time // when they were, and due is when they are next
+	due      time.Time
 	announce map[netip.Addr]*announced
 	wake     chan struct{}
 
@@ -53,8 +58,9 @@ const (
 	repeatDelay = 250 * time.Millisecond
 	// defendDelay keeps two machines that both insist from a storm.
 	defendDelay = time.Second
-	// relist is how long what is known of links holds.
-	relist = 5 * time.Second
+	// Links are listed when the kernel says that they changed, but not for each of many changes; and now and then without.
+	relistMin = time.Second
+	relistMax = time.Minute
 )
 
 // New opens the sockets, which takes the capability NET_RAW. It answers nothing before Run.
@@ -99,9 +105,11 @@ func (r *Responder) Close() {
 
 // Set has the responder answer for these addresses and no others. Those that are new are announced at once.
 func (r *Responder) Set(addrs []netip.Addr) {
+	if len(addrs) > 0 {
+		r.refresh() // while nothing is announced, nobody does
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.refresh(true)
 	for a, s := range r.announce {
 		if !slices.Contains(addrs, a) {
 			r.groups.leave(a, s.links)
@@ -115,17 +123,21 @@ func (r *Responder) Set(addrs []netip.Addr) {
 		}
 		s := &announced{links: linksFor(r.links, len(r.Interfaces) > 0, a), left: repeats}
 		r.announce[a] = s
-		if len(s.links) == 0 {
-			r.Log.Warn("no interface to announce an address on: none is of its network, and no default route leads through one", "address", a)
-		} else {
-			r.Log.Info("announcing an address", "address", a, "interface", s.links[0].name)
-		}
+		r.logLinks(a, s.links)
 		r.groups.join(a, s.links, r.Log)
 	}
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
+}
+
+func (r *Responder) logLinks(a netip.Addr, links []*link) {
+	if len(links) == 0 {
+		r.Log.Warn("no interface to announce an address on: none is of its network, and no default route leads through one", "address", a)
+		return
+	}
+	r.Log.Info("announcing an address", "address", a, "interface", links[0].name)
 }
 
 // Addresses are those that it answers for.
@@ -144,23 +156,45 @@ func (r *Responder) Counts() (answers, announcements, contests uint64) {
 	return r.answers.Load(), r.announcements.Load(), r.contests.Load()
 }
 
-// refresh lists the links again: interfaces come and go, and so do their addresses.
-func (r *Responder) refresh(force bool) {
-	if !force && time.Since(r.listed) < relist {
-		return
+// outdated says whether to list the links again. While nothing is announced nothing depends on them.
+func (r *Responder) outdated(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.announce) > 0 && !now.Before(r.due)
+}
+
+// changed is called when links may have changed.
+func (r *Responder) changed() {
+	r.listing.Lock() // what is being listed may not show the change
+	defer r.listing.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if soon := r.listed.Add(relistMin); soon.Before(r.due) {
+		r.due = soon
 	}
+}
+
+// refresh lists the links again: interfaces come and go, and so do their addresses.
+func (r *Responder) refresh() {
+	r.listing.Lock()
+	defer r.listing.Unlock()
+	began := time.Now()
 	all, err := listLinks()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if err != nil {
 		r.Log.Warn("interfaces not read, announcing as before", "err", err)
+		r.due = began.Add(relistMin)
 		return
 	}
-	r.all, r.links, r.listed = all, choose(all, r.Interfaces), time.Now()
+	r.all, r.links, r.listed, r.due = all, choose(all, r.Interfaces), began, began.Add(relistMax)
 	for a, s := range r.announce {
 		now := linksFor(r.links, len(r.Interfaces) > 0, a)
 		same := slices.EqualFunc(now, s.links, func(x, y *link) bool { return x.index == y.index && x.mac == y.mac })
 		if !same {
 			r.groups.leave(a, s.links)
 			r.groups.join(a, now, r.Log)
+			r.logLinks(a, now)
 			s.left, s.next = repeats, time.Time{}
 		}
 		s.links = now
@@ -183,6 +217,7 @@ func (r *Responder) Run(ctx context.Context) error {
 	if r.ndp != nil {
 		listen(r.ndp, r.handleNDP)
 	}
+	changes := hostnet.Watch(ctx, interest)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -194,8 +229,13 @@ func (r *Responder) Run(ctx context.Context) error {
 				return nil
 			}
 			return errors.Join(errors.New("answering ARP and neighbour discovery ended"), err)
+		case <-changes:
+			r.changed()
 		case <-r.wake:
 		case <-timer.C:
+		}
+		if r.outdated(time.Now()) {
+			r.refresh()
 		}
 		timer.Reset(r.sendDue())
 	}
@@ -205,8 +245,10 @@ func (r *Responder) Run(ctx context.Context) error {
 func (r *Responder) sendDue() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.refresh(false)
-	now, wait := time.Now(), relist
+	now, wait := time.Now(), relistMax
+	if len(r.announce) > 0 {
+		wait = max(time.Millisecond, r.due.Sub(now))
+	}
 	for a, s := range r.announce {
 		if s.left == 0 {
 			continue
