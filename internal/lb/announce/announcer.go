@@ -25,7 +25,7 @@ type Address struct {
 	Eligible func(node string) bool
 }
 
-// Announcing is what leads packets to this machine: it answers for these addresses and no others.
+// Announcing is how addresses are announced: it answers for these and no others.
 type Announcing interface {
 	Set([]netip.Addr)
 }

@@ -31,7 +31,7 @@ type members struct {
 }
 
 type sighting struct {
-	renewal string // tells renewals apart
+	renewal string // differs from one renewal to the next
 	at      time.Time
 	lasts   time.Duration
 	text    string // what holds was read from

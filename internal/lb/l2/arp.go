@@ -1,5 +1,5 @@
 // Package l2 announces addresses on the links of this machine: it answers ARP requests and neighbour solicitations for them, and
-// says so unasked when it gains one. Which addresses are this machine's to announce, it does not know.
+// sends unsolicited announcements when it gains one. Which addresses are this machine's to announce, it does not know.
 package l2
 
 import (
@@ -63,8 +63,8 @@ func AnswerARP(request ARP, own MAC) ARP {
 	return ARP{Op: ARPReply, SenderMAC: own, Sender: request.Target, TargetMAC: request.SenderMAC, Target: request.Sender}
 }
 
-// AnnounceARP are the packets that lead an address to this machine, for all who know it: some take it from requests only, others from
-// answers only.
+// AnnounceARP are the unsolicited packets by which all who know an address update its entry to this machine: some do so for requests only,
+// others for answers only.
 func AnnounceARP(a netip.Addr, own MAC) []ARP {
 	return []ARP{
 		{Op: ARPRequest, SenderMAC: own, Sender: a, Target: a},

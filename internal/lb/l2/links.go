@@ -18,7 +18,7 @@ type link struct {
 	name     string
 	mac      MAC
 	prefixes []netip.Prefix // of its addresses
-	// gateway: a default route leads through it, for IPv4 or IPv6.
+	// gateway4 and gateway6: a default route goes through it, for IPv4 or IPv6.
 	gateway4, gateway6 bool
 }
 
@@ -118,8 +118,8 @@ func choose(all []*link, names []string) (out []*link) {
 	return out
 }
 
-// linksFor are the links that an address is announced on: those whose own addresses are of its network; if there are none, those that
-// lead to the rest of the world, where somebody has a route to the address; or those that were chosen by name. That a link has the address
+// linksFor are the links that an address is announced on: those whose own addresses are of its network; if there are none, those with a
+// default route, where a router may have a route to the address; or those that were chosen by name. That a link has the address
 // itself says nothing of the network: proxies put addresses of Services on this machine.
 func linksFor(all []*link, chosen bool, a netip.Addr) (out []*link) {
 	if chosen {

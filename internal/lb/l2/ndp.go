@@ -79,7 +79,7 @@ func ParseNDP(b []byte) (n NDP, err error) {
 		options = options[int(options[1])*8:]
 	}
 	if !n.Advertisement && n.Source.IsUnspecified() && (n.HasLinkAddress || !n.To.IsMulticast()) {
-		return n, errNDP // who has no address yet has said so to a group, and without an address
+		return n, errNDP // without an address of its own a node solicits a group, and sends no link address
 	}
 	return n, nil
 }
@@ -142,7 +142,7 @@ func AnswerNDP(request NDP, own MAC, from netip.Addr) NDP {
 	return n
 }
 
-// AnnounceNDP leads an address to this machine, for all who know it.
+// AnnounceNDP is the unsolicited advertisement by which all who know an address update its entry to this machine.
 func AnnounceNDP(a netip.Addr, own MAC, from netip.Addr) NDP {
 	return NDP{Advertisement: true, Source: from, To: AllNodes, Target: a, LinkAddress: own, HasLinkAddress: true, Override: true}
 }

@@ -46,7 +46,8 @@ type Responder struct {
 // announced is an address that this machine answers for.
 type announced struct {
 	links []*link
-	// left is how often it is still said unasked, and next when. defended is when it was last said because of another machine.
+	// left is how many unsolicited announcements are still to be sent, and next when. defended is when one was last sent because of another
+	// machine.
 	left     int
 	next     time.Time
 	defended time.Time
@@ -134,7 +135,7 @@ func (r *Responder) Set(addrs []netip.Addr) {
 
 func (r *Responder) logLinks(a netip.Addr, links []*link) {
 	if len(links) == 0 {
-		r.Log.Warn("no interface to announce an address on: none is of its network, and no default route leads through one", "address", a)
+		r.Log.Warn("no interface to announce an address on: none is of its network, and none has a default route", "address", a)
 		return
 	}
 	r.Log.Info("announcing an address", "address", a, "interface", links[0].name)
@@ -254,7 +255,7 @@ func (r *Responder) sendDue() time.Duration {
 			continue
 		}
 		if !now.Before(s.next) {
-			r.sendUnasked(a, s)
+			r.sendUnsolicited(a, s)
 			s.left--
 			s.next = now.Add(repeatDelay)
 		}
@@ -263,7 +264,7 @@ func (r *Responder) sendDue() time.Duration {
 	return wait
 }
 
-func (r *Responder) sendUnasked(a netip.Addr, s *announced) {
+func (r *Responder) sendUnsolicited(a netip.Addr, s *announced) {
 	for _, l := range s.links {
 		r.announcements.Add(1)
 		if a.Is4() {
@@ -280,7 +281,7 @@ func (r *Responder) sendUnasked(a netip.Addr, s *announced) {
 
 func (r *Responder) send(s *socket, l *link, to MAC, packet []byte) {
 	if err := s.send(l.index, to, packet); err != nil {
-		r.Log.Debug("send an announcement", "interface", l.name, "err", err)
+		r.Log.Debug("announcement not sent", "interface", l.name, "err", err)
 	}
 }
 
@@ -359,6 +360,6 @@ func (r *Responder) contested(a netip.Addr) {
 	defer r.mu.Unlock()
 	if s := r.announce[a]; s != nil && time.Since(s.defended) > defendDelay {
 		s.defended = time.Now()
-		r.sendUnasked(a, s)
+		r.sendUnsolicited(a, s)
 	}
 }

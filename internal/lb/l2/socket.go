@@ -143,7 +143,7 @@ func (g *groups) join(a netip.Addr, links []*link, log *slog.Logger) {
 		}
 		err := unix.SetsockoptIPv6Mreq(g.fd, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: m.group.As16(), Interface: uint32(l.index)})
 		if err != nil {
-			log.Warn("join the group of an address: solicitations may not arrive", "address", a, "interface", l.name, "err", err)
+			log.Warn("could not join the group of an address: solicitations may not arrive", "address", a, "interface", l.name, "err", err)
 		}
 	}
 }
