@@ -48,18 +48,18 @@ race: build $(PEERS)/etcd ## run the tests of every package with the race detect
 .PHONY: test-peers
 test-peers: build peers $(CONTAINERD) $(PEERS)/kube-apiserver-1.30 ## run the real kube-proxy, kube-controller-manager, kubelet with containerd, and CoreDNS against Portal, compare RBAC with kube-apiserver, and run Portal against kube-apiserver 1.30
 	@hack/need ip nft busybox unshare curl runc /usr/lib/cni/ptp
-	GOFLAGS=-tags=fieldsv1string,peers go test -count=1 -v -run Peers -timeout 30m ./test/...
+	GOFLAGS=-tags=fieldsv1string,peers go test -vet=off -count=1 -v -run Peers -timeout 30m ./test/...
 
 .PHONY: test-e2e-api
 test-e2e-api: build $(E2E)/e2e.test ## run Kubernetes' conformance tests that start no container against Portal: see test/e2e/README.md (20 minutes the first time)
-	GOFLAGS=-tags=fieldsv1string,e2e go test -count=1 -v -run 'Complete|Conformance' -timeout 60m ./test/e2e
+	GOFLAGS=-tags=fieldsv1string,e2e go test -vet=off -count=1 -v -run 'Complete|Conformance' -timeout 60m ./test/e2e
 
 E2E_MODES ?= nftables,iptables,userspace
 .PHONY: test-e2e
 test-e2e: build $(E2E)/e2e.test $(PEERS)/coredns ## run Kubernetes' end-to-end tests that start Pods in a lab of 3 nodes, in turn with each mode of the proxy (E2E_MODES=nftables,iptables,userspace; hours): see test/e2e/README.md
 	@hack/need ip nft iptables conntrack
 	@$(MAKE) --no-print-directory $(E2E)/images.yaml
-	GOFLAGS=-tags=fieldsv1string,e2e go test -count=1 -v -run 'Complete|Lab' -timeout 6h ./test/e2e -e2e.modes=$(E2E_MODES)
+	GOFLAGS=-tags=fieldsv1string,e2e go test -vet=off -count=1 -v -run 'Complete|Lab' -timeout 6h ./test/e2e -e2e.modes=$(E2E_MODES)
 
 E2E_PROGRAMS := agnhost nonewprivs regression-issue-74839
 # The image of agnhost has coredns if that is built: a few tests of `make test-e2e` need it.
@@ -86,35 +86,35 @@ vm: ## fetch the kernel of the virtual machine for IPVS and SCTP
 .PHONY: test-vm
 test-vm: build vm ## test IPVS and SCTP in a virtual machine: the modes' suites in full, the recorded conformance (half an hour)
 	@hack/need python3 ip nft iptables
-	GOFLAGS=-tags=fieldsv1string,vm go test -count=1 -v -timeout 70m ./test/vm -vm.long
+	GOFLAGS=-tags=fieldsv1string,vm go test -vet=off -count=1 -v -timeout 70m ./test/vm -vm.long
 
 .PHONY: test-dataplane
 test-dataplane: build ## test the 211 further data plane scenarios (test/recorded) in all modes that need no virtual machine
 	@hack/need python3 ip nft iptables
-	go test -count=1 -v -run 'DataplaneMore' -timeout 30m ./test/ -dataplane.modes=nftables,iptables,userspace
+	go test -vet=off -count=1 -v -run 'DataplaneMore' -timeout 30m ./test/ -dataplane.modes=nftables,iptables,userspace
 
 CRASH_ROUNDS ?= 200
 .PHONY: crash
 crash: build $(PEERS)/etcd ## 200 rounds of kill -9 under load, embedded and external etcd (CRASH_ROUNDS=n)
-	go test -count=1 -v -run Crash -timeout 60m ./test/ -crash.rounds=$(CRASH_ROUNDS)
+	go test -vet=off -count=1 -v -run Crash -timeout 60m ./test/ -crash.rounds=$(CRASH_ROUNDS)
 
 FAULT_KILLS ?= 500
 FAULT_AWAY ?= 10m
 .PHONY: faults
 faults: build ## test the proxy under faults: 500 times kill -9, the API gone for 10 minutes, refusals, drift (FAULT_KILLS=n, FAULT_AWAY=t; half an hour)
 	@hack/need ip nft iptables
-	go test -count=1 -v -run 'Faults|Affinity|Drift|ModeSwitch' -parallel 4 -timeout 90m ./test/ -faults.kills=$(FAULT_KILLS) -faults.away=$(FAULT_AWAY)
+	go test -vet=off -count=1 -v -run 'Faults|Affinity|Drift|ModeSwitch' -parallel 4 -timeout 90m ./test/ -faults.kills=$(FAULT_KILLS) -faults.away=$(FAULT_AWAY)
 
 ROLL_PODS ?= 100
 ROLL_MODES ?= nftables,iptables,userspace
 .PHONY: test-roll
 test-roll: build ## replace 100 Pods behind one Service under 200 requests a second, in each proxy mode: not one may fail (ROLL_PODS=n, ROLL_MODES=…)
 	@hack/need ip
-	go test -count=1 -v -run 'LabRoll' -timeout 60m ./test/ -roll.pods=$(ROLL_PODS) -roll.modes=$(ROLL_MODES) -roll.rate=200 -roll.strict
+	go test -vet=off -count=1 -v -run 'LabRoll' -timeout 60m ./test/ -roll.pods=$(ROLL_PODS) -roll.modes=$(ROLL_MODES) -roll.rate=200 -roll.strict
 
 .PHONY: test-kills
 test-kills: build ## kill agents, the server and a node under load, in each proxy mode: other nodes' Pods answer every request (ROLL_MODES=…)
-	GOFLAGS=-tags=fieldsv1string,kills go test -count=1 -v -run 'LabKills' -timeout 60m ./test/ -roll.modes=$(ROLL_MODES) -roll.rate=200 -roll.strict -kills.pods=30 -kills.away=20s -kills.grace=50s
+	GOFLAGS=-tags=fieldsv1string,kills go test -vet=off -count=1 -v -run 'LabKills' -timeout 60m ./test/ -roll.modes=$(ROLL_MODES) -roll.rate=200 -roll.strict -kills.pods=30 -kills.away=20s -kills.grace=50s
 
 FUZZ_TIME ?= 5m
 .PHONY: fuzz
