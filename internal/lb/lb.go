@@ -70,8 +70,9 @@ type Balancer struct {
 	responder  *l2.Responder
 
 	mu        sync.Mutex
-	pools     pool.Set // all that hold
-	poolsErr  error
+	pools     pool.Set                // all that hold
+	poolsErr  error                   // why the ConfigMap can't be used
+	poolsRead bool                    // the ConfigMap, or that there is none, was read once: pools are at worst outdated
 	published map[netip.Addr][]string // from the claims: address → Services
 }
 
@@ -202,11 +203,15 @@ func (b *Balancer) leading(ctx context.Context) {
 	}
 }
 
-// allPools are those of flags and of the ConfigMap.
-func (b *Balancer) allPools() pool.Set {
+// allPools are those of flags and of the ConfigMap. A process that started with a ConfigMap that can't be used has an error: it does not
+// know which addresses Services may keep.
+func (b *Balancer) allPools() (pool.Set, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.pools
+	if b.poolsErr != nil && !b.poolsRead {
+		return nil, b.poolsErr
+	}
+	return b.pools, nil
 }
 
 // readPools takes in the ConfigMap. One that can't be used changes nothing: no Service loses its address for a slip of the pen.
@@ -226,11 +231,11 @@ func (b *Balancer) readPools(object *corev1.ConfigMap) {
 	b.mu.Lock()
 	b.poolsErr = err
 	if err == nil {
-		b.pools = all
+		b.pools, b.poolsRead = all, true
 	}
 	b.mu.Unlock()
 	if err != nil {
-		b.Log.Error("pools were not changed: the ConfigMap can't be used", "err", err)
+		b.Log.Error("pools not changed: the ConfigMap can't be used", "err", err)
 		return
 	}
 	b.Log.Info("pools read", "pools", len(all))

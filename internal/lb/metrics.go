@@ -12,7 +12,8 @@ var (
 	metricWaiting   = prometheus.NewDesc("portal_lb_services_without_address", "Services of type LoadBalancer that could not get an address, as the leader knows.", nil, nil)
 	metricLeader    = prometheus.NewDesc("portal_lb_leader", "1 if this process gives addresses, 0 if another one does.", nil, nil)
 	metricFailures  = prometheus.NewDesc("portal_lb_sync_failures_total", "Passes over all Services that failed and were tried again.", nil, nil)
-	metricPoolsBad  = prometheus.NewDesc("portal_lb_config_stale", "1 if the ConfigMap of pools can't be used and earlier pools hold, else 0.", nil, nil)
+	metricPoolsBad  = prometheus.NewDesc("portal_lb_config_stale", "1 if the ConfigMap of pools can't be used, else 0.", nil, nil)
+	metricBlocked   = prometheus.NewDesc("portal_lb_config_unknown", "1 if the ConfigMap of pools could not be used since this process started: while it leads, no address is given or released. Else 0.", nil, nil)
 	metricAnnounced = prometheus.NewDesc("portal_lb_announced_addresses", "Addresses that this node announces.", nil, nil)
 	metricMembers   = prometheus.NewDesc("portal_lb_members", "Nodes that are alive and announce addresses, as this node knows.", nil, nil)
 	metricAnswers   = prometheus.NewDesc("portal_lb_l2_responses_total", "ARP requests and neighbour solicitations that this node answered.", nil, nil)
@@ -39,7 +40,8 @@ func (b *Balancer) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v))
 	}
 	stats := b.controller.Stats()
-	for _, p := range b.allPools() {
+	pools, unknown := b.allPools()
+	for _, p := range pools {
 		size, _ := new(big.Float).SetInt(p.Size()).Float64()
 		gauge(metricAddresses, size, p.Name)
 		if stats.Leading {
@@ -55,6 +57,7 @@ func (b *Balancer) Collect(out chan<- prometheus.Metric) {
 	bad := b.poolsErr != nil
 	b.mu.Unlock()
 	flag(metricPoolsBad, bad)
+	flag(metricBlocked, unknown != nil)
 	if b.announcer == nil {
 		return
 	}

@@ -104,7 +104,6 @@ func (r *replica) Replace(list []any, version string) error {
 	if err := r.Indexer.Replace(list, version); err != nil {
 		return err
 	}
-	r.synced.Store(true)
 	for _, object := range list {
 		key, err := cache.MetaNamespaceKeyFunc(object)
 		if err != nil {
@@ -116,5 +115,6 @@ func (r *replica) Replace(list []any, version string) error {
 	for _, object := range before {
 		r.changed(object, nil)
 	}
+	r.synced.Store(true) // not before all was taken in: who waits for it reads what changed has set
 	return nil
 }

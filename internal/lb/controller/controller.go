@@ -46,10 +46,11 @@ type Options struct {
 	Class     string
 	Unclassed bool
 
-	// Services and Namespaces must be synced before Run. Pools are those that hold now.
+	// Services and Namespaces must be synced before Run. Pools are those that hold now, or why they are not known: then Services keep
+	// what they have, and nobody gets an address, until Changed says that they are.
 	Services   corelisters.ServiceLister
 	Namespaces corelisters.NamespaceLister
-	Pools      func() pool.Set
+	Pools      func() (pool.Set, error)
 	Events     record.EventRecorder
 	Log        *slog.Logger
 }
@@ -124,6 +125,7 @@ func (c *Controller) Run(ctx context.Context) {
 	c.Changed()
 	backoff := firstBackoff
 	var again <-chan time.Time
+	blocked := false
 	for {
 		select {
 		case <-ctx.Done():
@@ -136,6 +138,16 @@ func (c *Controller) Run(ctx context.Context) {
 		}
 		again = nil
 		err := c.pass(ctx)
+		if errors.Is(err, errNoPools) {
+			// Trying again changes nothing before the pools do.
+			if !blocked {
+				c.Log.Error("not allocating or releasing addresses until the pools can be read", "err", err)
+				c.record(func(s *Stats) { s.Failures++ })
+			}
+			blocked = true
+			continue
+		}
+		blocked = false
 		if err == nil {
 			backoff = firstBackoff
 			continue
@@ -178,8 +190,15 @@ type wish struct {
 	refusal   *pool.Refusal
 }
 
+// errNoPools: it is not known which addresses may be given, and so not which may be kept.
+var errNoPools = errors.New("pools are not known")
+
 // pass brings claims and Services to what they should be.
 func (c *Controller) pass(ctx context.Context) error {
+	pools, err := c.Pools()
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNoPools, err)
+	}
 	if c.claims == nil {
 		if err := c.readClaims(ctx); err != nil {
 			return err
@@ -203,7 +222,7 @@ func (c *Controller) pass(ctx context.Context) error {
 	if err := c.releaseGone(ctx, next, byUID); err != nil {
 		return err
 	}
-	c.assign(next, wishes)
+	c.assign(next, pools, wishes)
 	if err := c.writeClaims(ctx, next); err != nil {
 		return err
 	}
@@ -227,7 +246,7 @@ func (c *Controller) pass(ctx context.Context) error {
 	}
 	c.record(func(s *Stats) {
 		s.Waiting, s.Claimed = waiting, map[string]int{}
-		for _, p := range c.Pools() {
+		for _, p := range pools {
 			s.Claimed[p.Name] = next.Used(p)
 		}
 	})
@@ -264,7 +283,7 @@ func (c *Controller) leftover(svc *corev1.Service, own []netip.Addr) bool {
 
 // assign chooses addresses, first for those that have one: nobody who asks for an address gets that of another. Of the others, who has
 // waited longest comes first.
-func (c *Controller) assign(next *pool.Table, wishes []*wish) {
+func (c *Controller) assign(next *pool.Table, pools pool.Set, wishes []*wish) {
 	has := next.Owners()
 	rank := func(w *wish) int {
 		if _, found := has[string(w.svc.UID)]; found || len(published(w.svc)) > 0 {
@@ -275,7 +294,6 @@ func (c *Controller) assign(next *pool.Table, wishes []*wish) {
 	slices.SortFunc(wishes, func(a, b *wish) int {
 		return cmp.Or(rank(a)-rank(b), a.svc.CreationTimestamp.Compare(b.svc.CreationTimestamp.Time), cmp.Compare(a.svc.Namespace, b.svc.Namespace), cmp.Compare(a.svc.Name, b.svc.Name))
 	})
-	pools := c.Pools()
 	for _, w := range wishes {
 		r := c.request(w)
 		had := next.Of(r.UID)

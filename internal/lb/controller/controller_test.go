@@ -1,0 +1,246 @@
+package controller
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	"portal/internal/lb/pool"
+	"portal/internal/lb/spec"
+)
+
+// cluster is an API whose Services controllers see when the test says so.
+type cluster struct {
+	t        *testing.T
+	client   *fake.Clientset
+	services cache.Indexer
+	pools    pool.Set
+	poolsErr error
+	log      bytes.Buffer
+	made     int
+}
+
+func newCluster(t *testing.T, flags ...string) *cluster {
+	t.Helper()
+	c := &cluster{t: t, client: fake.NewClientset(), services: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)}
+	for _, f := range flags {
+		p, err := pool.ParseFlag(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.pools = append(c.pools, p)
+	}
+	// The fake has no revisions of its own.
+	revision := 0
+	c.client.PrependReactor("*", "configmaps", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if a, ok := a.(clienttesting.CreateAction); ok { // an update is one too
+			revision++
+			a.GetObject().(*corev1.ConfigMap).ResourceVersion = strconv.Itoa(revision)
+		}
+		return false, nil, nil
+	})
+	return c
+}
+
+// controller is one that leads, for a class.
+func (c *cluster) controller(class string, unclassed bool) *Controller {
+	out := New(Options{
+		Client: c.client, Namespace: "kube-system", Class: class, Unclassed: unclassed,
+		Services:   corelisters.NewServiceLister(c.services),
+		Namespaces: corelisters.NewNamespaceLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)),
+		Pools:      func() (pool.Set, error) { return c.pools, c.poolsErr },
+		Events:     &record.FakeRecorder{}, Log: slog.New(slog.NewTextHandler(&c.log, nil)),
+	})
+	out.said = map[string]map[string]string{}
+	return out
+}
+
+// add makes a Service, each a second after the one before.
+func (c *cluster) add(key string, change ...func(*corev1.Service)) {
+	c.t.Helper()
+	namespace, name, _ := strings.Cut(key, "/")
+	c.made++
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(key), CreationTimestamp: metav1.Unix(int64(c.made), 0)},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+			Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80}},
+		},
+	}
+	for _, f := range change {
+		f(svc)
+	}
+	if _, err := c.client.CoreV1().Services(namespace).Create(c.t.Context(), svc, metav1.CreateOptions{}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *cluster) get(key string) *corev1.Service {
+	c.t.Helper()
+	namespace, name, _ := strings.Cut(key, "/")
+	svc, err := c.client.CoreV1().Services(namespace).Get(c.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return svc
+}
+
+func (c *cluster) change(key string, change func(*corev1.Service)) {
+	c.t.Helper()
+	svc := c.get(key)
+	change(svc)
+	if _, err := c.client.CoreV1().Services(svc.Namespace).Update(c.t.Context(), svc, metav1.UpdateOptions{}); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// sync shows controllers the Services as they are.
+func (c *cluster) sync() {
+	c.t.Helper()
+	list, err := c.client.CoreV1().Services("").List(c.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var all []any
+	for i := range list.Items {
+		all = append(all, &list.Items[i])
+	}
+	if err := c.services.Replace(all, ""); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// pass has each controller make one pass, seeing what those before it wrote.
+func (c *cluster) pass(all ...*Controller) {
+	c.t.Helper()
+	for _, x := range all {
+		c.sync()
+		if err := x.pass(c.t.Context()); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	c.sync()
+}
+
+// want compares the addresses of a Service's status.
+func (c *cluster) want(key, addresses string) {
+	c.t.Helper()
+	if got := fmt.Sprint(published(c.get(key))); got != addresses {
+		c.t.Errorf("Service %s has %s, want %s", key, got, addresses)
+	}
+}
+
+// claims are written like 192.0.2.1=a/b,a/c.
+func (c *cluster) claims() string {
+	c.t.Helper()
+	object, err := c.client.CoreV1().ConfigMaps("kube-system").Get(c.t.Context(), ClaimsName, metav1.GetOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	table, err := pool.Read([]byte(object.Data[ClaimsKey]))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var out []string
+	for _, claim := range table.Claims() {
+		var owners []string
+		for _, o := range claim.Owners {
+			owners = append(owners, o.String())
+		}
+		out = append(out, claim.Address.String()+"="+strings.Join(owners, ","))
+	}
+	return strings.Join(out, " ")
+}
+
+func share(key string, port int32) func(*corev1.Service) {
+	return func(svc *corev1.Service) {
+		svc.Annotations = map[string]string{spec.ShareAnnotation: key}
+		svc.Spec.Ports[0].Port = port
+	}
+}
+
+// TestUnknownPools: a leader that does not know the pools takes no address from anybody, says so once, and goes on when it knows them.
+func TestUnknownPools(t *testing.T) {
+	c := newCluster(t, "192.0.2.1-192.0.2.9")
+	c.add("a/web")
+	c.pass(c.controller(DefaultClass, true))
+	c.want("a/web", "[192.0.2.1]")
+	claims := c.claims()
+
+	c.add("a/new")
+	c.sync()
+	known := c.pools
+	c.pools, c.poolsErr = nil, errors.New("a slip of the pen")
+	next := c.controller(DefaultClass, true)
+	for range 2 {
+		if err := next.pass(t.Context()); !errors.Is(err, errNoPools) || !strings.Contains(err.Error(), "slip of the pen") {
+			t.Errorf("a pass without pools: %v", err)
+		}
+	}
+	c.want("a/web", "[192.0.2.1]")
+	if svc := c.get("a/web"); len(svc.Finalizers) != 1 {
+		t.Errorf("finalizers %v", svc.Finalizers)
+	}
+	if got := c.claims(); got != claims {
+		t.Errorf("claims were %s, are %s", claims, got)
+	}
+	c.pools, c.poolsErr = known, nil
+	c.pass(next)
+	c.want("a/web", "[192.0.2.1]")
+	c.want("a/new", "[192.0.2.2]")
+}
+
+// TestUnknownPoolsLog: however often it is asked to, a controller without pools says once that it waits for them.
+func TestUnknownPoolsLog(t *testing.T) {
+	c := newCluster(t)
+	asked := make(chan struct{})
+	x := c.controller(DefaultClass, true)
+	x.Pools = func() (pool.Set, error) {
+		asked <- struct{}{}
+		return nil, errors.New("a slip of the pen")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		x.Run(ctx)
+	}()
+	for range 3 {
+		select {
+		case <-asked:
+		case <-time.After(time.Minute):
+			t.Error("no pass")
+		}
+		x.Changed()
+	}
+	cancel()
+	for running := true; running; {
+		select {
+		case <-asked:
+		case <-ended:
+			running = false
+		}
+	}
+	if n := strings.Count(c.log.String(), "slip of the pen"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, c.log.String())
+	}
+	if s := x.Stats(); s.Failures != 1 {
+		t.Errorf("%d failures", s.Failures)
+	}
+}

@@ -1,0 +1,76 @@
+package lb
+
+import (
+	"log/slog"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"portal/internal/lb/controller"
+	"portal/internal/lb/pool"
+)
+
+// unstarted is a balancer that has not asked any API, with one pool of flags.
+func unstarted(t *testing.T) *Balancer {
+	t.Helper()
+	p, err := pool.ParseFlag("flag=192.0.2.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := New(Options{Config: &rest.Config{Host: "http://127.0.0.1:1"}, Pools: pool.Set{p}, Class: controller.DefaultClass, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func configMap(name, key, text string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name}, Data: map[string]string{key: text}}
+}
+
+// TestPools: a ConfigMap that can't be used changes nothing for who has read it before, and leaves who has not without pools.
+func TestPools(t *testing.T) {
+	good, bad := configMap(PoolsName, PoolsKey, "- {name: more, addresses: [192.0.2.7]}"), configMap(PoolsName, PoolsKey, "- {name: more, adresses: [192.0.2.7]}")
+	b := unstarted(t)
+	check := func(when string, want int) {
+		t.Helper()
+		pools, err := b.allPools()
+		if len(pools) != want || (err != nil) != (want == 0) {
+			t.Errorf("%s: %d pools, want %d; %v", when, len(pools), want, err)
+		}
+	}
+	check("no ConfigMap", 1)
+	for _, step := range []struct {
+		when string
+		list []any
+		want int
+	}{
+		{"bad from the start", []any{bad}, 0},
+		{"mended", []any{good}, 2},
+		{"bad again", []any{bad}, 2},
+		{"deleted", nil, 1},
+	} {
+		if err := b.config.Replace(step.list, ""); err != nil {
+			t.Fatal(err)
+		}
+		check(step.when, step.want)
+	}
+}
+
+// TestSyncedWhenTakenIn: who waits for the first list finds all of it taken in.
+func TestSyncedWhenTakenIn(t *testing.T) {
+	b := unstarted(t)
+	b.config.changed = func(_, _ any) {
+		if b.config.hasSynced() {
+			t.Error("synced before the ConfigMap was read")
+		}
+	}
+	if err := b.config.Replace([]any{configMap(PoolsName, PoolsKey, "")}, ""); err != nil {
+		t.Fatal(err)
+	}
+	if !b.config.hasSynced() {
+		t.Error("not synced")
+	}
+}
