@@ -242,19 +242,24 @@ func (b *Balancer) readPools(object *corev1.ConfigMap) {
 	b.controller.Changed()
 }
 
-// readClaims takes in which addresses are whose.
+// readClaims takes in which addresses are whose. If the claims were deleted, addresses are announced as before until the leader has made
+// them again.
 func (b *Balancer) readClaims(object *corev1.ConfigMap) {
+	if object == nil {
+		b.Log.Warn("claims deleted, announcing as before until the leader has recreated them")
+		b.controller.ClaimsSeen("")
+		return
+	}
+	b.controller.ClaimsSeen(object.ResourceVersion)
+	table, err := pool.Read([]byte(object.Data[controller.ClaimsKey]))
+	if err != nil {
+		b.Log.Error("claims not read, announcing as before", "err", err)
+		return
+	}
 	published := map[netip.Addr][]string{}
-	if object != nil {
-		table, err := pool.Read([]byte(object.Data[controller.ClaimsKey]))
-		if err != nil {
-			b.Log.Error("claims not read, announcing as before", "err", err)
-			return
-		}
-		for _, c := range table.Claims() {
-			for _, o := range c.Owners {
-				published[c.Address] = append(published[c.Address], o.Namespace+"/"+o.Name)
-			}
+	for _, c := range table.Claims() {
+		for _, o := range c.Owners {
+			published[c.Address] = append(published[c.Address], o.Namespace+"/"+o.Name)
 		}
 	}
 	b.mu.Lock()

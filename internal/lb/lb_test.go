@@ -74,3 +74,26 @@ func TestSyncedWhenTakenIn(t *testing.T) {
 		t.Error("not synced")
 	}
 }
+
+// TestClaimsDeleted: what is announced stays so when the claims are deleted.
+func TestClaimsDeleted(t *testing.T) {
+	b := unstarted(t)
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "web", UID: "1"}}
+	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+	if err := b.services.Add(svc); err != nil {
+		t.Fatal(err)
+	}
+	claims := configMap(controller.ClaimsName, controller.ClaimsKey, `[{"address":"192.0.2.1","owners":[{"namespace":"a","name":"web","uid":"1","ports":[]}]}]`)
+	if err := b.claims.Add(claims); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.addresses(); len(got) != 1 {
+		t.Fatalf("%v", got)
+	}
+	if err := b.claims.Delete(claims); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.addresses(); len(got) != 1 {
+		t.Errorf("after the claims were deleted: %v", got)
+	}
+}

@@ -61,13 +61,14 @@ type Controller struct {
 	dirty chan struct{}
 
 	// claims are what the API is known to have, as of revision; nil: not read yet.
-	claims   *pool.Table
-	revision string
+	claims *pool.Table
 	// said is what each Service, by its UID, last got in Events.
 	said map[string]map[string]string
 
-	mu    sync.Mutex
-	stats Stats
+	mu       sync.Mutex
+	revision string  // only the running controller changes it; empty: there are no claims
+	seen     *string // the revision that was last seen and not yet looked at
+	stats    Stats
 }
 
 // Stats is how things are.
@@ -91,6 +92,33 @@ func (c *Controller) Changed() {
 	case c.dirty <- struct{}{}:
 	default:
 	}
+}
+
+// ClaimsSeen says which revision of the claims the API has; empty: they were deleted. If that is none that this controller wrote, it reads them
+// again, or makes them again from the Services. It never blocks.
+func (c *Controller) ClaimsSeen(revision string) {
+	c.mu.Lock()
+	c.seen = &revision
+	known := revision != "" && revision == c.revision
+	c.mu.Unlock()
+	if !known {
+		c.Changed()
+	}
+}
+
+// changedByOthers says whether the claims that were last seen are others than this controller's.
+func (c *Controller) changedByOthers() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen := c.seen
+	c.seen = nil
+	return seen != nil && *seen != c.revision
+}
+
+func (c *Controller) setClaims(table *pool.Table, revision string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.claims, c.revision = table, revision
 }
 
 // Stats are those of the last pass.
@@ -199,7 +227,7 @@ func (c *Controller) pass(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNoPools, err)
 	}
-	if c.claims == nil {
+	if c.changedByOthers() || c.claims == nil {
 		if err := c.readClaims(ctx); err != nil {
 			return err
 		}
@@ -345,9 +373,10 @@ func published(svc *corev1.Service) (out []netip.Addr) {
 
 // readClaims reads the claims from the API.
 func (c *Controller) readClaims(ctx context.Context) error {
+	c.claims = nil
 	object, err := c.Client.CoreV1().ConfigMaps(c.Namespace).Get(ctx, ClaimsName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		c.claims, c.revision = pool.NewTable(), ""
+		c.setClaims(pool.NewTable(), "")
 		return nil
 	}
 	if err != nil {
@@ -357,7 +386,7 @@ func (c *Controller) readClaims(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("ConfigMap %s/%s: %w; delete it, and the claims are made again from the Services", c.Namespace, ClaimsName, err)
 	}
-	c.claims, c.revision = table, object.ResourceVersion
+	c.setClaims(table, object.ResourceVersion)
 	return nil
 }
 
@@ -383,7 +412,7 @@ func (c *Controller) writeClaims(ctx context.Context, next *pool.Table) error {
 		c.claims = nil // also if the answer was lost: they may have been written
 		return fmt.Errorf("write the claims: %w", err)
 	}
-	c.claims, c.revision = next, written.ResourceVersion
+	c.setClaims(next, written.ResourceVersion)
 	return nil
 }
 

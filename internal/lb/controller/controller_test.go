@@ -244,3 +244,42 @@ func TestUnknownPoolsLog(t *testing.T) {
 		t.Errorf("%d failures", s.Failures)
 	}
 }
+
+// TestClaimsDeleted: claims that were deleted are made again as they were, though nothing else has changed.
+func TestClaimsDeleted(t *testing.T) {
+	c := newCluster(t, "192.0.2.1-192.0.2.9")
+	x := c.controller(DefaultClass, true)
+	c.add("a/gone")
+	c.add("a/one", share("key", 80))
+	c.add("a/two", share("key", 81))
+	c.pass(x)
+	if err := c.client.CoreV1().Services("a").Delete(t.Context(), "gone", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.pass(x)
+	const want = "192.0.2.2=a/one,a/two"
+	if got := c.claims(); got != want {
+		t.Fatalf("claims %s, want %s", got, want)
+	}
+	if err := c.client.CoreV1().ConfigMaps("kube-system").Delete(t.Context(), ClaimsName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	x.ClaimsSeen("")
+	select {
+	case <-x.dirty:
+	default:
+		t.Error("no pass is due")
+	}
+	c.pass(x)
+	if got := c.claims(); got != want {
+		t.Errorf("claims %s, want %s", got, want)
+	}
+	c.want("a/one", "[192.0.2.2]")
+	// What it wrote itself is no news.
+	x.ClaimsSeen(x.revision)
+	select {
+	case <-x.dirty:
+		t.Error("a pass is due after its own write")
+	default:
+	}
+}
