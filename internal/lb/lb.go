@@ -4,6 +4,7 @@ package lb
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -35,7 +36,7 @@ import (
 const (
 	// Namespace is where the objects of balancers are: the claims, the pools, and Leases.
 	Namespace = metav1.NamespaceSystem
-	// LeaderLease is held by the process that gives addresses.
+	// LeaderLease is held by the process that gives addresses. Leaders of other classes than the default have their own: see leaderLease.
 	LeaderLease = "portal-lb"
 	// PoolsName is a ConfigMap with further pools, and PoolsKey what it has them under.
 	PoolsName, PoolsKey = "portal-lb", "pools"
@@ -166,6 +167,15 @@ func (b *Balancer) Run(ctx context.Context) error {
 	return nil
 }
 
+// leaderLease is the Lease of a class' leader. A class is no name of an object, and may be as long as one: hence a hash.
+func leaderLease(class string) string {
+	if class == controller.DefaultClass {
+		return LeaderLease
+	}
+	hash := sha256.Sum256([]byte(class))
+	return fmt.Sprintf("%s.%x", LeaderLease, hash[:8]) // with a hyphen it could be a machine's
+}
+
 // leading runs the controller whenever this process leads.
 func (b *Balancer) leading(ctx context.Context) {
 	config := rest.CopyConfig(b.Config)
@@ -176,14 +186,14 @@ func (b *Balancer) leading(ctx context.Context) {
 		return
 	}
 	lock := &resourcelock.LeaseLock{
-		LeaseMeta: metav1.ObjectMeta{Namespace: Namespace, Name: LeaderLease}, Client: client.CoordinationV1(),
+		LeaseMeta: metav1.ObjectMeta{Namespace: Namespace, Name: leaderLease(b.Class)}, Client: client.CoordinationV1(),
 		LockConfig: resourcelock.ResourceLockConfig{Identity: b.Identity},
 	}
 	// What a leader that was deposed still writes is refused by its resourceVersion; this process starts no second pass beside it.
 	var work sync.Mutex
 	for ctx.Err() == nil {
 		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
-			Lock: lock, Name: LeaderLease, ReleaseOnCancel: true, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
+			Lock: lock, Name: lock.LeaseMeta.Name, ReleaseOnCancel: true, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: func(leased context.Context) {
 					work.Lock()

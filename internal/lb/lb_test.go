@@ -2,12 +2,15 @@ package lb
 
 import (
 	"log/slog"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 
+	"portal/internal/lb/announce"
 	"portal/internal/lb/controller"
 	"portal/internal/lb/pool"
 )
@@ -95,5 +98,20 @@ func TestClaimsDeleted(t *testing.T) {
 	}
 	if got := b.addresses(); len(got) != 1 {
 		t.Errorf("after the claims were deleted: %v", got)
+	}
+}
+
+// TestLeaderLease: each class has a leader, and its Lease a name that is valid and no machine's.
+func TestLeaderLease(t *testing.T) {
+	names := map[string]bool{}
+	for _, class := range []string{controller.DefaultClass, "example.com/A_b", "example.com/a-b", strings.Repeat("a.", 126) + "a/" + strings.Repeat("X", 63)} {
+		name := leaderLease(class)
+		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 || names[name] || strings.HasPrefix(name, announce.LeasePrefix) {
+			t.Errorf("%s: %s %v", class, name, problems)
+		}
+		names[name] = true
+	}
+	if !names[LeaderLease] {
+		t.Errorf("%v", names)
 	}
 }

@@ -139,6 +139,14 @@ func (o *Options) Ours(svc *corev1.Service) bool {
 	return *svc.Spec.LoadBalancerClass == o.Class
 }
 
+// claimClass is how the claims name the class.
+func (o *Options) claimClass() string {
+	if o.Class == DefaultClass {
+		return ""
+	}
+	return o.Class
+}
+
 const (
 	coalesceDelay = 5 * time.Millisecond // changes that come together are one pass, and one write of the claims
 	firstBackoff  = 100 * time.Millisecond
@@ -237,17 +245,23 @@ func (c *Controller) pass(ctx context.Context) error {
 		return err
 	}
 	byUID := map[string]*corev1.Service{}
+	owners := c.claims.Owners()
+	// Controllers of other classes write the same claims. What one of them has given, it alone takes back.
+	foreign := func(uid string) bool {
+		owner, found := owners[uid]
+		return found && owner.Class != c.claimClass()
+	}
 	var wishes []*wish
 	for _, svc := range all {
 		byUID[string(svc.UID)] = svc
-		if c.Ours(svc) && svc.DeletionTimestamp == nil {
+		if c.Ours(svc) && svc.DeletionTimestamp == nil && !foreign(string(svc.UID)) {
 			w := &wish{svc: svc}
 			w.balancer, w.problems = spec.Read(svc)
 			wishes = append(wishes, w)
 		}
 	}
 	next := c.claims.Clone()
-	if err := c.releaseGone(ctx, next, byUID); err != nil {
+	if err := c.releaseGone(ctx, next, byUID, foreign); err != nil {
 		return err
 	}
 	c.assign(next, pools, wishes)
@@ -263,7 +277,7 @@ func (c *Controller) pass(ctx context.Context) error {
 		errs = append(errs, c.publish(ctx, w))
 	}
 	for _, svc := range all {
-		if !c.Ours(svc) || svc.DeletionTimestamp != nil {
+		if (!c.Ours(svc) || svc.DeletionTimestamp != nil) && !foreign(string(svc.UID)) {
 			errs = append(errs, c.withdraw(ctx, svc))
 		}
 	}
@@ -283,7 +297,7 @@ func (c *Controller) pass(ctx context.Context) error {
 
 // releaseGone frees the addresses of Services that are gone, or have lost theirs and no longer show it. That an informer does not have
 // a Service proves nothing: a leader before this one may have seen more.
-func (c *Controller) releaseGone(ctx context.Context, next *pool.Table, byUID map[string]*corev1.Service) error {
+func (c *Controller) releaseGone(ctx context.Context, next *pool.Table, byUID map[string]*corev1.Service, foreign func(uid string) bool) error {
 	for uid, owner := range next.Owners() {
 		svc := byUID[uid]
 		if svc == nil {
@@ -297,7 +311,7 @@ func (c *Controller) releaseGone(ctx context.Context, next *pool.Table, byUID ma
 			}
 			continue // it is there; the informer will show it
 		}
-		if (!c.Ours(svc) || svc.DeletionTimestamp != nil) && !c.leftover(svc, next.Of(uid)) {
+		if !foreign(uid) && (!c.Ours(svc) || svc.DeletionTimestamp != nil) && !c.leftover(svc, next.Of(uid)) {
 			next.Release(uid)
 		}
 	}
@@ -340,7 +354,7 @@ func (c *Controller) assign(next *pool.Table, pools pool.Set, wishes []*wish) {
 func (c *Controller) request(w *wish) *pool.Request {
 	b := w.balancer
 	r := &pool.Request{
-		Owner:  pool.Owner{Namespace: w.svc.Namespace, Name: w.svc.Name, UID: string(w.svc.UID), Share: b.Share},
+		Owner:  pool.Owner{Namespace: w.svc.Namespace, Name: w.svc.Name, UID: string(w.svc.UID), Class: c.claimClass(), Share: b.Share},
 		Labels: w.svc.Labels, All: b.RequireAll, Internal: b.Internal, Pool: b.Pool, PoolFrom: b.PoolFrom,
 		Addresses: b.Addresses, AddressesFrom: b.AddressesFrom, Current: published(w.svc),
 	}

@@ -283,3 +283,71 @@ func TestClaimsDeleted(t *testing.T) {
 	default:
 	}
 }
+
+// TestClasses: controllers of two classes serve their own Services, and leave those of the other alone.
+func TestClasses(t *testing.T) {
+	c := newCluster(t, "192.0.2.1-192.0.2.9")
+	class := func(name string) func(*corev1.Service) {
+		return func(svc *corev1.Service) { svc.Spec.LoadBalancerClass = &name }
+	}
+	x, y := c.controller(DefaultClass, true), c.controller("example.com/y", true)
+	passes := func() {
+		t.Helper()
+		for range 2 {
+			c.pass(x)
+			y.ClaimsSeen(x.revision)
+			c.pass(y)
+			x.ClaimsSeen(y.revision)
+		}
+	}
+	c.add("a/none") // both serve it: who comes first
+	c.add("a/x", class(DefaultClass))
+	c.add("a/y", class("example.com/y"))
+	passes()
+	check := func() {
+		t.Helper()
+		c.want("a/none", "[192.0.2.1]")
+		c.want("a/x", "[192.0.2.2]")
+		c.want("a/y", "[192.0.2.3]")
+		if got := c.claims(); got != "192.0.2.1=a/none 192.0.2.2=a/x 192.0.2.3=a/y" {
+			t.Errorf("claims %s", got)
+		}
+	}
+	check()
+	written := x.revision
+	passes()
+	check()
+	if x.revision != written || y.revision != written {
+		t.Errorf("claims of revision %s were written again: %s, %s", written, x.revision, y.revision)
+	}
+	// A Service that is no balancer's any more loses its address by the class that gave it.
+	cluster := func(svc *corev1.Service) {
+		svc.Spec.Type, svc.Spec.LoadBalancerClass = corev1.ServiceTypeClusterIP, nil
+	}
+	c.change("a/y", cluster)
+	c.pass(x, x)
+	c.want("a/y", "[192.0.2.3]")
+	passes()
+	c.want("a/y", "[]")
+	// And one that changes its class keeps the address until that is withdrawn.
+	c.change("a/x", class("example.com/y"))
+	c.pass(y)
+	c.want("a/x", "[192.0.2.2]")
+	passes()
+	c.want("a/x", "[192.0.2.2]")
+	if got := c.claims(); got != "192.0.2.1=a/none 192.0.2.2=a/x" {
+		t.Errorf("claims %s", got)
+	}
+	if owner := y.claims.Owners()["a/x"]; owner.Class != "example.com/y" {
+		t.Errorf("%+v", owner)
+	}
+	// Whoever sees that a Service is gone frees its address.
+	if err := c.client.CoreV1().Services("a").Delete(t.Context(), "x", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	x.ClaimsSeen(y.revision)
+	c.pass(x)
+	if got := c.claims(); got != "192.0.2.1=a/none" {
+		t.Errorf("claims %s", got)
+	}
+}

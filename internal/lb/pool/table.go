@@ -33,6 +33,8 @@ type Owner struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	UID       string `json:"uid"`
+	// Class is that of the balancer that gave the address, empty for the default.
+	Class string `json:"class,omitempty"`
 	// Share is the key by which others may have the address too, and Backends what must be the same for it: see Request.
 	Share    string `json:"share,omitempty"`
 	Backends string `json:"backends,omitempty"`
