@@ -338,14 +338,14 @@ func (c *Controller) assign(next *pool.Table, pools pool.Set, wishes []*wish) {
 	})
 	for _, w := range wishes {
 		r := c.request(w)
-		had := next.Of(r.UID)
+		had := next.Entries(r.UID)
 		var result pool.Result
 		result, w.refusal = next.Assign(pools, r)
 		w.addresses, w.notes = result.Addresses, result.Notes
 		// What is still published must not become another's.
 		for _, a := range published(w.svc) {
-			if slices.Contains(had, a) && !slices.Contains(w.addresses, a) {
-				next.Hold(a, r.Owner)
+			if before, found := had[a]; found && !slices.Contains(w.addresses, a) {
+				next.Hold(a, before)
 			}
 		}
 	}

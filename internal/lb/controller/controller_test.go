@@ -351,3 +351,53 @@ func TestClasses(t *testing.T) {
 		t.Errorf("claims %s", got)
 	}
 }
+
+// TestSharing: Services of one namespace share an address. One that comes into conflict with another leaves, and the other stays, whichever is
+// older, and while the status of the one that leaves is still to be seen.
+func TestSharing(t *testing.T) {
+	for name, change := range map[string]func(*corev1.Service){
+		"port": share("key", 81), "key": share("new", 80), "no key": func(svc *corev1.Service) { svc.Annotations = nil },
+	} {
+		for _, who := range []string{"a/one", "a/two"} {
+			c := newCluster(t, "192.0.2.1-192.0.2.9")
+			x := c.controller(DefaultClass, true)
+			c.add("a/one", share("key", 80))
+			c.add("a/two", share("key", 81))
+			c.add("b/thief", share("key", 82))
+			c.pass(x)
+			c.want("a/one", "[192.0.2.1]")
+			c.want("a/two", "[192.0.2.1]")
+			c.want("b/thief", "[192.0.2.2]")
+
+			other := "a/two"
+			if who == other {
+				other = "a/one"
+				if name == "port" {
+					change = share("key", 80)
+				}
+			}
+			c.change(who, change)
+			c.sync()
+			stale := c.services.List()
+			for range 2 {
+				// The second time, the controller does not see yet what it has written.
+				if err := c.services.Replace(stale, ""); err != nil {
+					t.Fatal(err)
+				}
+				if err := x.pass(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				c.want(other, "[192.0.2.1]")
+				if got := c.claims(); got != "192.0.2.1=a/one,a/two 192.0.2.2=b/thief 192.0.2.3="+who {
+					t.Errorf("%s of %s: claims %s", name, who, got)
+				}
+			}
+			c.pass(x)
+			c.want(who, "[192.0.2.3]")
+			c.want(other, "[192.0.2.1]")
+			if got := c.claims(); got != "192.0.2.1="+other+" 192.0.2.2=b/thief 192.0.2.3="+who {
+				t.Errorf("%s of %s: claims %s", name, who, got)
+			}
+		}
+	}
+}

@@ -183,6 +183,8 @@ func (t *Table) taken(a netip.Addr, r *Request) string {
 	for _, o := range t.claims[a] {
 		switch {
 		case o.UID == r.UID:
+		case o.Namespace != r.Namespace: // a key is no secret: anybody could join
+			return fmt.Sprintf("%s is in use by a Service of another namespace", a)
 		case r.Share == "" || o.Share != r.Share:
 			return fmt.Sprintf("%s is in use by Service %s; to share it, give both the same key", a, &o)
 		case o.Backends != r.Backends:

@@ -151,6 +151,8 @@ func TestAssign(t *testing.T) {
 		{r: request("udp", share("key", "UDP", 53)), want: "[192.0.2.2]"},
 		{r: request("clash", share("key", "UDP", 53)), refusal: "all addresses of pool public are in use"},
 		{r: request("clash", share("key", "UDP", 53), asks("192.0.2.2")), refusal: "Service default/udp, which has the port UDP/53 too"},
+		{r: request("thief", share("key", "TCP", 99), func(r *Request) { r.Namespace = "other" }), refusal: "all addresses of pool public are in use"},
+		{r: request("thief", share("key", "TCP", 99), asks("192.0.2.2"), func(r *Request) { r.Namespace = "other" }), refusal: "192.0.2.2 is in use by a Service of another namespace"},
 		{r: request("wrong", share("other", "TCP", 99), asks("192.0.2.2")), refusal: "give both the same key"},
 		{r: request("local", share("key", "TCP", 99), asks("192.0.2.2"), func(r *Request) { r.Backends = "app=x" }), refusal: "must select the same Pods"},
 	} {
@@ -193,6 +195,7 @@ func TestTableProperties(t *testing.T) {
 				continue
 			}
 			r := request(uid)
+			r.Namespace = rapid.SampledFrom([]string{"a", "b"}).Draw(t, "namespace")
 			r.IPv6, r.IPv6First, r.All = rapid.Bool().Draw(t, "v6"), rapid.Bool().Draw(t, "first"), rapid.Bool().Draw(t, "all")
 			r.Internal = rapid.Bool().Draw(t, "internal")
 			r.Share = rapid.SampledFrom([]string{"", "x", "y"}).Draw(t, "share")
@@ -217,7 +220,7 @@ func TestTableProperties(t *testing.T) {
 			}
 			ports := map[Port]bool{}
 			for i, o := range c.Owners {
-				if len(c.Owners) > 1 && (o.Share == "" || o.Share != c.Owners[0].Share) {
+				if len(c.Owners) > 1 && (o.Share == "" || o.Share != c.Owners[0].Share || o.Namespace != c.Owners[0].Namespace) {
 					t.Fatalf("%s is shared without a key: %v", c.Address, c.Owners)
 				}
 				for _, p := range o.Ports {

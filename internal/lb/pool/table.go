@@ -35,7 +35,7 @@ type Owner struct {
 	UID       string `json:"uid"`
 	// Class is that of the balancer that gave the address, empty for the default.
 	Class string `json:"class,omitempty"`
-	// Share is the key by which others may have the address too, and Backends what must be the same for it: see Request.
+	// Share is the key by which others of the namespace may have the address too, and Backends what must be the same for it: see Request.
 	Share    string `json:"share,omitempty"`
 	Backends string `json:"backends,omitempty"`
 	Ports    []Port `json:"ports"`
@@ -126,6 +126,19 @@ func (t *Table) Of(uid string) (out []netip.Addr) {
 	return out
 }
 
+// Entries are the claims of a Service, by its UID, as they were entered.
+func (t *Table) Entries(uid string) map[netip.Addr]Owner {
+	out := map[netip.Addr]Owner{}
+	for _, a := range t.Of(uid) {
+		for _, o := range t.claims[a] {
+			if o.UID == uid {
+				out[a] = o
+			}
+		}
+	}
+	return out
+}
+
 // Owners are the UIDs of all Services that have an address.
 func (t *Table) Owners() map[string]Owner {
 	out := map[string]Owner{}
@@ -163,7 +176,8 @@ func (t *Table) Used(p *Pool) (n int) {
 	return n
 }
 
-// Hold claims an address for a Service beside those it was assigned: it has left it, and others may still see it there.
+// Hold claims an address for a Service beside those it was assigned: it has left it, and others may still see it there. It must be held as it
+// was claimed before, so that those who share it are not driven off by ports or a key that the Service has only now.
 func (t *Table) Hold(a netip.Addr, o Owner) {
 	if !slices.ContainsFunc(t.claims[a], func(x Owner) bool { return x.UID == o.UID }) {
 		t.claims[a] = append(t.claims[a], o)
