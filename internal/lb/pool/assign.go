@@ -81,7 +81,7 @@ func (t *Table) Assign(pools Set, r *Request) (Result, *Refusal) {
 		return Result{Notes: out.Notes}, &Refusal{strings.Join(missing, "; ")}
 	}
 	for _, a := range out.Addresses {
-		t.claims[a] = append(t.claims[a], r.Owner)
+		t.Hold(a, r.Owner)
 	}
 	return out, nil
 }
@@ -106,8 +106,8 @@ func (t *Table) choose(pools Set, r *Request, v4 bool, had []netip.Addr) (_ neti
 			return a, "", ""
 		}
 	}
-	// What it has, it keeps. An address that nobody may have without asking is kept too, while the pool allows it: who removes the
-	// wish does not ask for another address.
+	// What it has, it keeps. An address that nobody may have without asking is kept too, while the pool allows it: who no longer asks
+	// for it does not ask for another address.
 	for _, a := range had {
 		if p := pools.Of(a); p != nil && a.Is4() == v4 && p.refuses(r) == "" && t.taken(a, r) == "" {
 			return a, note, ""

@@ -3,6 +3,7 @@ package pool
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -214,7 +215,11 @@ func TestTableProperties(t *testing.T) {
 				}
 			}
 		}
+		by := map[string][]netip.Addr{}
 		for _, c := range table.Claims() {
+			for _, o := range c.Owners {
+				by[o.UID] = append(by[o.UID], c.Address)
+			}
 			if set.Of(c.Address) == nil {
 				t.Fatalf("%s is in no pool", c.Address)
 			}
@@ -235,10 +240,38 @@ func TestTableProperties(t *testing.T) {
 			}
 		}
 		read, err := Read(table.Write())
+		for _, x := range []*Table{table, table.Clone(), read} {
+			if err == nil && !maps.EqualFunc(x.byUID, by, slices.Equal) {
+				t.Fatalf("the index has %v, and claims are %v", x.byUID, by)
+			}
+		}
 		if err != nil || !bytes.Equal(read.Write(), table.Write()) {
 			t.Fatalf("written and read: %v\n%s\n%s", err, table.Write(), read.Write())
 		}
 	})
+}
+
+// BenchmarkAssign is what a pass over many Services that keep their addresses costs.
+func BenchmarkAssign(b *testing.B) {
+	set := pools(b, "10.0.0.0/16")
+	for _, n := range []int{1000, 10000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			table := NewTable()
+			var all []*Request
+			for i := range n {
+				all = append(all, request(fmt.Sprint("s", i)))
+				table.Assign(set, all[i])
+			}
+			for b.Loop() {
+				for _, r := range all {
+					if _, refusal := table.Assign(set, r); refusal != nil {
+						b.Fatal(refusal)
+					}
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/service")
+		})
+	}
 }
 
 // FuzzParse: no text makes a parser panic, and what it accepts is in order.

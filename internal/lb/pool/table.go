@@ -52,13 +52,15 @@ type Claim struct {
 // Table says which Service has which address.
 type Table struct {
 	claims map[netip.Addr][]Owner
+	// byUID are the addresses of each owner, sorted: a pass asks for those of every Service.
+	byUID map[string][]netip.Addr
 	// from is where the search for a free address of a range begins: all before it are taken.
 	from map[Range]netip.Addr
 }
 
 // NewTable is one without claims.
 func NewTable() *Table {
-	return &Table{claims: map[netip.Addr][]Owner{}, from: map[Range]netip.Addr{}}
+	return &Table{claims: map[netip.Addr][]Owner{}, byUID: map[string][]netip.Addr{}, from: map[Range]netip.Addr{}}
 }
 
 // Read reads what Write wrote; nothing is an empty table.
@@ -75,7 +77,9 @@ func Read(data []byte) (*Table, error) {
 		if _, found := t.claims[c.Address]; found || len(c.Owners) == 0 || !c.Address.IsValid() {
 			return nil, fmt.Errorf("read the claims: the address %s is there twice, or without an owner", c.Address)
 		}
-		t.claims[c.Address] = c.Owners
+		for _, o := range c.Owners {
+			t.Hold(c.Address, o)
+		}
 	}
 	return t, nil
 }
@@ -112,19 +116,14 @@ func (t *Table) Clone() *Table {
 	for a, owners := range t.claims {
 		out.claims[a] = slices.Clone(owners)
 	}
+	for uid, addrs := range t.byUID {
+		out.byUID[uid] = slices.Clone(addrs)
+	}
 	return out
 }
 
 // Of are the addresses of a Service, by its UID: IPv4 first.
-func (t *Table) Of(uid string) (out []netip.Addr) {
-	for a, owners := range t.claims {
-		if slices.ContainsFunc(owners, func(o Owner) bool { return o.UID == uid }) {
-			out = append(out, a)
-		}
-	}
-	slices.SortFunc(out, netip.Addr.Compare)
-	return out
-}
+func (t *Table) Of(uid string) []netip.Addr { return slices.Clone(t.byUID[uid]) }
 
 // Entries are the claims of a Service, by its UID, as they were entered.
 func (t *Table) Entries(uid string) map[netip.Addr]Owner {
@@ -150,13 +149,10 @@ func (t *Table) Owners() map[string]Owner {
 	return out
 }
 
-// Release frees all addresses of a Service, or those that are not among some to keep.
-func (t *Table) Release(uid string, keep ...netip.Addr) {
-	for a, owners := range t.claims {
-		if slices.Contains(keep, a) {
-			continue
-		}
-		owners = slices.DeleteFunc(slices.Clone(owners), func(o Owner) bool { return o.UID == uid })
+// Release frees all addresses of a Service.
+func (t *Table) Release(uid string) {
+	for _, a := range t.byUID[uid] {
+		owners := slices.DeleteFunc(t.claims[a], func(o Owner) bool { return o.UID == uid })
 		if len(owners) == 0 {
 			delete(t.claims, a)
 			clear(t.from)
@@ -164,6 +160,7 @@ func (t *Table) Release(uid string, keep ...netip.Addr) {
 		}
 		t.claims[a] = owners
 	}
+	delete(t.byUID, uid)
 }
 
 // Used is how many addresses of a pool are claimed.
@@ -179,7 +176,10 @@ func (t *Table) Used(p *Pool) (n int) {
 // Hold claims an address for a Service beside those it was assigned: it has left it, and others may still see it there. It must be held as it
 // was claimed before, so that those who share it are not driven off by ports or a key that the Service has only now.
 func (t *Table) Hold(a netip.Addr, o Owner) {
-	if !slices.ContainsFunc(t.claims[a], func(x Owner) bool { return x.UID == o.UID }) {
-		t.claims[a] = append(t.claims[a], o)
+	i, found := slices.BinarySearchFunc(t.byUID[o.UID], a, netip.Addr.Compare)
+	if found {
+		return
 	}
+	t.byUID[o.UID] = slices.Insert(t.byUID[o.UID], i, a)
+	t.claims[a] = append(t.claims[a], o)
 }
