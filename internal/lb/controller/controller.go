@@ -192,13 +192,21 @@ func (c *Controller) Run(ctx context.Context) {
 			return
 		}
 		// A conflict is somebody else's change, which the informers are about to show.
-		if !apierrors.IsConflict(err) {
+		if !onlyConflicts(err) {
 			c.Log.Warn("pass over Services failed, retrying", "err", err, "backoff", backoff)
 			c.record(func(s *Stats) { s.Failures++ })
 		}
 		again = time.After(backoff)
 		backoff = min(2*backoff, mostBackoff)
 	}
+}
+
+// onlyConflicts looks at each error of a pass: a conflict must not hide what else failed.
+func onlyConflicts(err error) bool {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return !slices.ContainsFunc(joined.Unwrap(), func(e error) bool { return !onlyConflicts(e) })
+	}
+	return apierrors.IsConflict(err)
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {

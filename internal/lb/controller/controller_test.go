@@ -8,10 +8,12 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -398,6 +400,55 @@ func TestSharing(t *testing.T) {
 			if got := c.claims(); got != "192.0.2.1="+other+" 192.0.2.2=b/thief 192.0.2.3="+who {
 				t.Errorf("%s of %s: claims %s", name, who, got)
 			}
+		}
+	}
+}
+
+// TestConflicts: a conflict is no failure, and hides none.
+func TestConflicts(t *testing.T) {
+	for _, denied := range []bool{false, true} {
+		c := newCluster(t, "192.0.2.1-192.0.2.9")
+		c.add("a/conflict")
+		c.add("a/denied")
+		c.sync()
+		resource := corev1.Resource("services")
+		c.client.PrependReactor("patch", "services", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			switch name := a.(clienttesting.PatchAction).GetName(); {
+			case name == "conflict":
+				return true, nil, apierrors.NewConflict(resource, name, errors.New("changed"))
+			case denied:
+				return true, nil, apierrors.NewForbidden(resource, name, errors.New("not yours"))
+			}
+			return false, nil, nil
+		})
+		x := c.controller(DefaultClass, true)
+		passes := make(chan struct{}, 1)
+		x.Pools = func() (pool.Set, error) {
+			passes <- struct{}{}
+			return c.pools, nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { x.Run(ctx) })
+		for range 2 { // the first has ended when the second begins
+			select {
+			case <-passes:
+			case <-time.After(time.Minute):
+				t.Error("no pass")
+			}
+		}
+		if failed := x.Stats().Failures > 0; failed != denied {
+			t.Errorf("denied %v: failure counted: %v", denied, failed)
+		}
+		cancel()
+		go func() {
+			for range passes { // none waits
+			}
+		}()
+		wg.Wait()
+		close(passes)
+		if logged := strings.Contains(c.log.String(), "not yours"); logged != denied {
+			t.Errorf("denied %v, log:\n%s", denied, c.log.String())
 		}
 	}
 }
