@@ -182,7 +182,7 @@ func (b *Balancer) leading(ctx context.Context) {
 	config.Timeout = renewDeadline / 2
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		b.Log.Error("this process can't lead", "err", err)
+		b.Log.Error("leader election failed, this process allocates no addresses", "err", err)
 		return
 	}
 	lock := &resourcelock.LeaseLock{
@@ -199,8 +199,9 @@ func (b *Balancer) leading(ctx context.Context) {
 					work.Lock()
 					defer work.Unlock()
 					if leased.Err() == nil {
-						b.Log.Info("this process leads: it gives addresses")
+						b.Log.Info("became leader, allocating addresses", "lease", lock.LeaseMeta.Name)
 						b.controller.Run(leased)
+						b.Log.Info("stopped leading", "lease", lock.LeaseMeta.Name)
 					}
 				},
 				OnStoppedLeading: func() {},
@@ -316,7 +317,7 @@ func shows(svc *corev1.Service, a netip.Addr) bool {
 	})
 }
 
-// servedBy says which nodes lead packets to a Service's endpoints: with externalTrafficPolicy Local those that have a ready one.
+// servedBy says which nodes route packets to a Service's endpoints: with externalTrafficPolicy Local those that have a ready one.
 func (b *Balancer) servedBy(svc *corev1.Service) func(node string) bool {
 	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return func(string) bool { return true }
@@ -324,7 +325,7 @@ func (b *Balancer) servedBy(svc *corev1.Service) func(node string) bool {
 	has := map[string]bool{}
 	objects, err := b.slices.ByIndex(byService, svc.Namespace+"/"+svc.Name)
 	if err != nil {
-		b.Log.Error("endpoints not found", "err", err)
+		b.Log.Error("endpoints not read", "err", err)
 	}
 	for _, object := range objects {
 		slice, ok := object.(*discoveryv1.EndpointSlice)

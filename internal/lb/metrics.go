@@ -7,18 +7,18 @@ import (
 )
 
 var (
-	metricAddresses = prometheus.NewDesc("portal_lb_pool_addresses", "Addresses of a pool.", []string{"pool"}, nil)
-	metricClaimed   = prometheus.NewDesc("portal_lb_pool_addresses_in_use", "Addresses of a pool that Services have, as the leader knows.", []string{"pool"}, nil)
-	metricWaiting   = prometheus.NewDesc("portal_lb_services_without_address", "Services of type LoadBalancer that could not get an address, as the leader knows.", nil, nil)
-	metricLeader    = prometheus.NewDesc("portal_lb_leader", "1 if this process gives addresses, 0 if another one does.", nil, nil)
-	metricFailures  = prometheus.NewDesc("portal_lb_sync_failures_total", "Passes over all Services that failed and were tried again.", nil, nil)
-	metricPoolsBad  = prometheus.NewDesc("portal_lb_config_stale", "1 if the ConfigMap of pools can't be used, else 0.", nil, nil)
-	metricBlocked   = prometheus.NewDesc("portal_lb_config_unknown", "1 if the ConfigMap of pools could not be used since this process started: while it leads, no address is given or released. Else 0.", nil, nil)
-	metricAnnounced = prometheus.NewDesc("portal_lb_announced_addresses", "Addresses that this node announces.", nil, nil)
-	metricMembers   = prometheus.NewDesc("portal_lb_members", "Nodes that are alive and announce addresses, as this node knows.", nil, nil)
-	metricAnswers   = prometheus.NewDesc("portal_lb_l2_responses_total", "ARP requests and neighbour solicitations that this node answered.", nil, nil)
-	metricUnasked   = prometheus.NewDesc("portal_lb_l2_gratuitous_total", "Addresses announced unasked, by ARP or neighbour advertisements.", nil, nil)
-	metricContests  = prometheus.NewDesc("portal_lb_l2_conflicts_total", "Packets by which another machine announced an address that this node announces.", nil, nil)
+	metricAddresses  = prometheus.NewDesc("portal_lb_pool_addresses", "Addresses of a pool.", []string{"pool"}, nil)
+	metricClaimed    = prometheus.NewDesc("portal_lb_pool_addresses_in_use", "Addresses of a pool that Services have, as the leader knows.", []string{"pool"}, nil)
+	metricWaiting    = prometheus.NewDesc("portal_lb_services_without_address", "Services of type LoadBalancer that could not get an address, as the leader knows.", nil, nil)
+	metricLeader     = prometheus.NewDesc("portal_lb_leader", "1 if this process is the leader of its class, which allocates addresses, else 0.", nil, nil)
+	metricFailures   = prometheus.NewDesc("portal_lb_sync_failures_total", "Passes over all Services that failed and were tried again.", nil, nil)
+	metricPoolsBad   = prometheus.NewDesc("portal_lb_config_stale", "1 if the ConfigMap of pools can't be used, else 0.", nil, nil)
+	metricBlocked    = prometheus.NewDesc("portal_lb_config_unknown", "1 if the ConfigMap of pools could not be used since this process started: while it leads, no address is allocated or released. Else 0.", nil, nil)
+	metricAnnounced  = prometheus.NewDesc("portal_lb_announced_addresses", "Addresses that this node announces.", nil, nil)
+	metricMembers    = prometheus.NewDesc("portal_lb_members", "Nodes that are alive and announce addresses, as this node knows.", nil, nil)
+	metricAnswers    = prometheus.NewDesc("portal_lb_l2_responses_total", "ARP requests and neighbour solicitations that this node answered.", nil, nil)
+	metricGratuitous = prometheus.NewDesc("portal_lb_l2_gratuitous_total", "Unsolicited announcements of addresses, by ARP or neighbour advertisements.", nil, nil)
+	metricContests   = prometheus.NewDesc("portal_lb_l2_conflicts_total", "Packets by which another machine announced an address that this node announces.", nil, nil)
 )
 
 // Describe and Collect make a Balancer a prometheus.Collector.
@@ -64,9 +64,9 @@ func (b *Balancer) Collect(out chan<- prometheus.Metric) {
 	own, members := b.announcer.Status()
 	gauge(metricAnnounced, float64(len(own)))
 	gauge(metricMembers, float64(members))
-	answers, unasked, contests := b.responder.Counts()
+	answers, gratuitous, contests := b.responder.Counts()
 	counter(metricAnswers, answers)
-	counter(metricUnasked, unasked)
+	counter(metricGratuitous, gratuitous)
 	counter(metricContests, contests)
 }
 

@@ -1,7 +1,7 @@
 // Package controller gives Services of type LoadBalancer their addresses: it writes the claims, then status.loadBalancer, and says in
 // Events what it does. Which address it is, portal/internal/lb/pool decides; how packets come to it, others see to.
 //
-// Claims are one ConfigMap, written with its resourceVersion: of two controllers that both believe to lead, one is refused. An address
+// Claims are one ConfigMap, written with its resourceVersion: of two controllers that both believe they lead, one is refused. An address
 // is claimed before it is published, and its claim lasts until it is not published any more.
 package controller
 
@@ -62,8 +62,8 @@ type Controller struct {
 
 	// claims are what the API is known to have, as of revision; nil: not read yet.
 	claims *pool.Table
-	// said is what each Service, by its UID, last got in Events.
-	said map[string]map[string]string
+	// recorded is what each Service, by its UID, last got in Events.
+	recorded map[string]map[string]string
 
 	mu       sync.Mutex
 	revision string  // only the running controller changes it; empty: there are no claims
@@ -155,9 +155,9 @@ const (
 
 // Run gives addresses until the context ends. It must only run while this process leads.
 func (c *Controller) Run(ctx context.Context) {
-	c.claims, c.said = nil, map[string]map[string]string{}
-	defer c.record(func(s *Stats) { s.Leading = false })
-	c.record(func(s *Stats) { s.Leading = true })
+	c.claims, c.recorded = nil, map[string]map[string]string{}
+	defer c.update(func(s *Stats) { s.Leading = false })
+	c.update(func(s *Stats) { s.Leading = true })
 	c.Changed()
 	backoff := firstBackoff
 	var again <-chan time.Time
@@ -178,7 +178,7 @@ func (c *Controller) Run(ctx context.Context) {
 			// Trying again changes nothing before the pools do.
 			if !blocked {
 				c.Log.Error("not allocating or releasing addresses until the pools can be read", "err", err)
-				c.record(func(s *Stats) { s.Failures++ })
+				c.update(func(s *Stats) { s.Failures++ })
 			}
 			blocked = true
 			continue
@@ -194,7 +194,7 @@ func (c *Controller) Run(ctx context.Context) {
 		// A conflict is somebody else's change, which the informers are about to show.
 		if !onlyConflicts(err) {
 			c.Log.Warn("pass over Services failed, retrying", "err", err, "backoff", backoff)
-			c.record(func(s *Stats) { s.Failures++ })
+			c.update(func(s *Stats) { s.Failures++ })
 		}
 		again = time.After(backoff)
 		backoff = min(2*backoff, mostBackoff)
@@ -218,14 +218,14 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func (c *Controller) record(change func(*Stats)) {
+func (c *Controller) update(change func(*Stats)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	change(&c.stats)
 }
 
-// wish is what one Service is to have.
-type wish struct {
+// desired is what one Service is to have.
+type desired struct {
 	svc       *corev1.Service
 	balancer  *spec.Balancer
 	problems  []spec.Problem
@@ -259,42 +259,42 @@ func (c *Controller) pass(ctx context.Context) error {
 		owner, found := owners[uid]
 		return found && owner.Class != c.claimClass()
 	}
-	var wishes []*wish
+	var wanted []*desired
 	for _, svc := range all {
 		byUID[string(svc.UID)] = svc
 		if c.Ours(svc) && svc.DeletionTimestamp == nil && !foreign(string(svc.UID)) {
-			w := &wish{svc: svc}
-			w.balancer, w.problems = spec.Read(svc)
-			wishes = append(wishes, w)
+			d := &desired{svc: svc}
+			d.balancer, d.problems = spec.Read(svc)
+			wanted = append(wanted, d)
 		}
 	}
 	next := c.claims.Clone()
 	if err := c.releaseGone(ctx, next, byUID, foreign); err != nil {
 		return err
 	}
-	c.assign(next, pools, wishes)
+	c.assign(next, pools, wanted)
 	if err := c.writeClaims(ctx, next); err != nil {
 		return err
 	}
 	var errs []error
 	waiting := 0
-	for _, w := range wishes {
-		if w.refusal != nil {
+	for _, d := range wanted {
+		if d.refusal != nil {
 			waiting++
 		}
-		errs = append(errs, c.publish(ctx, w))
+		errs = append(errs, c.publish(ctx, d))
 	}
 	for _, svc := range all {
 		if (!c.Ours(svc) || svc.DeletionTimestamp != nil) && !foreign(string(svc.UID)) {
 			errs = append(errs, c.withdraw(ctx, svc))
 		}
 	}
-	for uid := range c.said {
+	for uid := range c.recorded {
 		if byUID[uid] == nil {
-			delete(c.said, uid)
+			delete(c.recorded, uid)
 		}
 	}
-	c.record(func(s *Stats) {
+	c.update(func(s *Stats) {
 		s.Waiting, s.Claimed = waiting, map[string]int{}
 		for _, p := range pools {
 			s.Claimed[p.Name] = next.Used(p)
@@ -333,40 +333,40 @@ func (c *Controller) leftover(svc *corev1.Service, own []netip.Addr) bool {
 
 // assign chooses addresses, first for those that have one: nobody who asks for an address gets that of another. Of the others, who has
 // waited longest comes first.
-func (c *Controller) assign(next *pool.Table, pools pool.Set, wishes []*wish) {
+func (c *Controller) assign(next *pool.Table, pools pool.Set, wanted []*desired) {
 	has := next.Owners()
-	rank := func(w *wish) int {
-		if _, found := has[string(w.svc.UID)]; found || len(published(w.svc)) > 0 {
+	rank := func(d *desired) int {
+		if _, found := has[string(d.svc.UID)]; found || len(published(d.svc)) > 0 {
 			return 0
 		}
 		return 1
 	}
-	slices.SortFunc(wishes, func(a, b *wish) int {
+	slices.SortFunc(wanted, func(a, b *desired) int {
 		return cmp.Or(rank(a)-rank(b), a.svc.CreationTimestamp.Compare(b.svc.CreationTimestamp.Time), cmp.Compare(a.svc.Namespace, b.svc.Namespace), cmp.Compare(a.svc.Name, b.svc.Name))
 	})
-	for _, w := range wishes {
-		r := c.request(w)
+	for _, d := range wanted {
+		r := c.request(d)
 		had := next.Entries(r.UID)
 		var result pool.Result
-		result, w.refusal = next.Assign(pools, r)
-		w.addresses, w.notes = result.Addresses, result.Notes
+		result, d.refusal = next.Assign(pools, r)
+		d.addresses, d.notes = result.Addresses, result.Notes
 		// What is still published must not become another's.
-		for _, a := range published(w.svc) {
-			if before, found := had[a]; found && !slices.Contains(w.addresses, a) {
+		for _, a := range published(d.svc) {
+			if before, found := had[a]; found && !slices.Contains(d.addresses, a) {
 				next.Hold(a, before)
 			}
 		}
 	}
 }
 
-func (c *Controller) request(w *wish) *pool.Request {
-	b := w.balancer
+func (c *Controller) request(d *desired) *pool.Request {
+	b := d.balancer
 	r := &pool.Request{
-		Owner:  pool.Owner{Namespace: w.svc.Namespace, Name: w.svc.Name, UID: string(w.svc.UID), Class: c.claimClass(), Share: b.Share},
-		Labels: w.svc.Labels, All: b.RequireAll, Internal: b.Internal, Pool: b.Pool, PoolFrom: b.PoolFrom,
-		Addresses: b.Addresses, AddressesFrom: b.AddressesFrom, Current: published(w.svc),
+		Owner:  pool.Owner{Namespace: d.svc.Namespace, Name: d.svc.Name, UID: string(d.svc.UID), Class: c.claimClass(), Share: b.Share},
+		Labels: d.svc.Labels, All: b.RequireAll, Internal: b.Internal, Pool: b.Pool, PoolFrom: b.PoolFrom,
+		Addresses: b.Addresses, AddressesFrom: b.AddressesFrom, Current: published(d.svc),
 	}
-	if ns, err := c.Namespaces.Get(w.svc.Namespace); err == nil {
+	if ns, err := c.Namespaces.Get(d.svc.Namespace); err == nil {
 		r.NamespaceLabels = ns.Labels
 	}
 	for i, f := range b.Families {
@@ -378,7 +378,7 @@ func (c *Controller) request(w *wish) *pool.Request {
 		r.Ports = append(r.Ports, pool.Port{Protocol: string(l.Protocol), Port: l.Port})
 	}
 	if b.Local && b.Share != "" {
-		r.Backends = w.svc.Namespace + ": " + labels.Set(w.svc.Spec.Selector).String()
+		r.Backends = d.svc.Namespace + ": " + labels.Set(d.svc.Spec.Selector).String()
 	}
 	return r
 }

@@ -69,7 +69,7 @@ func (c *cluster) controller(class string, unclassed bool) *Controller {
 		Pools:      func() (pool.Set, error) { return c.pools, c.poolsErr },
 		Events:     &record.FakeRecorder{}, Log: slog.New(slog.NewTextHandler(&c.log, nil)),
 	})
-	out.said = map[string]map[string]string{}
+	out.recorded = map[string]map[string]string{}
 	return out
 }
 
@@ -240,7 +240,7 @@ func TestUnknownPoolsLog(t *testing.T) {
 		}
 	}
 	if n := strings.Count(c.log.String(), "slip of the pen"); n != 1 {
-		t.Errorf("said %d times:\n%s", n, c.log.String())
+		t.Errorf("logged %d times:\n%s", n, c.log.String())
 	}
 	if s := x.Stats(); s.Failures != 1 {
 		t.Errorf("%d failures", s.Failures)

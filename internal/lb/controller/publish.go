@@ -28,37 +28,37 @@ const (
 )
 
 // publish brings a Service's status to what it is to have, and says so.
-func (c *Controller) publish(ctx context.Context, w *wish) error {
-	svc := w.svc
+func (c *Controller) publish(ctx context.Context, d *desired) error {
+	svc := d.svc
 	finalizer := slices.Contains(svc.Finalizers, Finalizer)
 	if !finalizer {
-		c.say(svc, corev1.EventTypeNormal, Ensuring, "choosing an address")
+		c.event(svc, corev1.EventTypeNormal, Ensuring, "choosing an address")
 	}
 	// Who has no address leaves nothing to clean up, and nobody would know whose finalizer it is.
-	wanted := len(w.addresses) > 0
-	for _, p := range w.problems {
-		c.say(svc, corev1.EventTypeWarning, p.Reason, p.Message)
+	wanted := len(d.addresses) > 0
+	for _, p := range d.problems {
+		c.event(svc, corev1.EventTypeWarning, p.Reason, p.Message)
 	}
-	if why := w.balancer.Proxying(); len(why) > 0 {
-		c.say(svc, corev1.EventTypeWarning, Unsupported, "packets are passed on unchanged: this version has no "+strings.Join(why, ", "))
+	if why := d.balancer.Proxying(); len(why) > 0 {
+		c.event(svc, corev1.EventTypeWarning, Unsupported, "packets are passed on unchanged: this version has no "+strings.Join(why, ", "))
 	}
-	if w.refusal == nil && len(w.notes) > 0 {
-		c.say(svc, corev1.EventTypeWarning, AddressIgnored, strings.Join(w.notes, "; "))
+	if d.refusal == nil && len(d.notes) > 0 {
+		c.event(svc, corev1.EventTypeWarning, AddressIgnored, strings.Join(d.notes, "; "))
 	}
-	if finalizer != wanted || !slices.Equal(published(svc), w.addresses) || !vip(svc) {
-		if err := c.patch(ctx, svc, w.addresses, wanted); err != nil {
+	if finalizer != wanted || !slices.Equal(published(svc), d.addresses) || !vip(svc) {
+		if err := c.patch(ctx, svc, d.addresses, wanted); err != nil {
 			return err
 		}
-		if w.refusal == nil {
-			delete(c.said[string(svc.UID)], Ensured)
-			c.say(svc, corev1.EventTypeNormal, Ensured, "the Service's address is "+addressText(w.addresses))
-			c.Log.Info("address assigned", "service", svc.Namespace+"/"+svc.Name, "addresses", addressText(w.addresses))
+		if d.refusal == nil {
+			delete(c.recorded[string(svc.UID)], Ensured)
+			c.event(svc, corev1.EventTypeNormal, Ensured, "the Service's address is "+addressText(d.addresses))
+			c.Log.Info("address assigned", "service", svc.Namespace+"/"+svc.Name, "addresses", addressText(d.addresses))
 		}
 	}
-	if w.refusal != nil {
-		c.say(svc, corev1.EventTypeWarning, Failed, w.refusal.Message)
+	if d.refusal != nil {
+		c.event(svc, corev1.EventTypeWarning, Failed, d.refusal.Message)
 	} else {
-		delete(c.said[string(svc.UID)], Failed)
+		delete(c.recorded[string(svc.UID)], Failed)
 	}
 	return nil
 }
@@ -80,12 +80,12 @@ func (c *Controller) withdraw(ctx context.Context, svc *corev1.Service) error {
 	if len(own) == 0 && !c.Ours(svc) || !c.leftover(svc, own) {
 		return nil
 	}
-	c.say(svc, corev1.EventTypeNormal, Deleting, "releasing "+addressText(own))
+	c.event(svc, corev1.EventTypeNormal, Deleting, "releasing "+addressText(own))
 	others := slices.DeleteFunc(published(svc), func(a netip.Addr) bool { return c.Ours(svc) || slices.Contains(own, a) })
 	if err := c.patch(ctx, svc, others, false); err != nil {
 		return err
 	}
-	c.say(svc, corev1.EventTypeNormal, Deleted, "released "+addressText(own))
+	c.event(svc, corev1.EventTypeNormal, Deleted, "released "+addressText(own))
 	c.Log.Info("address released", "service", svc.Namespace+"/"+svc.Name, "addresses", addressText(own))
 	return nil
 }
@@ -117,20 +117,20 @@ func (c *Controller) patch(ctx context.Context, svc *corev1.Service, addrs []net
 	return nil
 }
 
-// say records an Event, unless it was the last of its reason and subject for this Service.
-func (c *Controller) say(svc *corev1.Service, kind, reason, message string) {
+// event records an Event, unless it was the last of its reason and subject for this Service.
+func (c *Controller) event(svc *corev1.Service, kind, reason, message string) {
 	uid := string(svc.UID)
-	if c.said[uid] == nil {
-		c.said[uid] = map[string]string{}
+	if c.recorded[uid] == nil {
+		c.recorded[uid] = map[string]string{}
 	}
 	// Several problems of a Service may have one reason.
 	key := reason
 	if kind == corev1.EventTypeWarning && reason != Failed {
 		key += message
 	}
-	if c.said[uid][key] == message {
+	if c.recorded[uid][key] == message {
 		return
 	}
-	c.said[uid][key] = message
+	c.recorded[uid][key] = message
 	c.Events.Event(svc, kind, reason, message)
 }

@@ -199,7 +199,7 @@ func (t *Table) taken(a netip.Addr, r *Request) string {
 	return ""
 }
 
-// shared is the lowest address that the Service's key leads to.
+// shared is the lowest address that the Service may share by its key.
 func (t *Table) shared(pools Set, r *Request, v4 bool) (best netip.Addr, found bool) {
 	if r.Share == "" {
 		return best, false
