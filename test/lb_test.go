@@ -142,7 +142,7 @@ func metricsAt(t *testing.T, address string) string {
 }
 
 // leads says whether a process has said that it leads.
-func leads(p *harness.Process) bool { return strings.Contains(p.Tail(), "this process leads") }
+func leads(p *harness.Process) bool { return strings.Contains(p.Tail(), "became leader") }
 
 // TestLoadBalancerJoins: with a token of the role lb and what that role may do, a balancer gives addresses; but it can neither hold the Lease of
 // others nor change a Service's spec.

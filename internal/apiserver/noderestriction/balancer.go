@@ -3,6 +3,7 @@ package noderestriction
 import (
 	"cmp"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -22,6 +23,9 @@ const (
 	balancerClaims = "portal-lb-claims"
 )
 
+// classLease are the Leases of leaders for other classes than the default.
+var classLease = regexp.MustCompile(`^portal-lb\.[0-9a-f]{16}$`)
+
 // cleanup is the finalizer of Services that have a load balancer.
 const cleanup = "service.kubernetes.io/load-balancer-cleanup"
 
@@ -38,7 +42,7 @@ func balancer(a admission.Attributes) error {
 	name := nameOf(a)
 	switch resource := a.GetResource().GroupResource(); {
 	case resource.Group == coordinationv1.GroupName && resource.Resource == "leases":
-		if own := balancerLease + "-" + machine; a.GetNamespace() != metav1.NamespaceSystem || name != balancerLease && name != own {
+		if own := balancerLease + "-" + machine; a.GetNamespace() != metav1.NamespaceSystem || name != balancerLease && name != own && !classLease.MatchString(name) {
 			return forbid(a, "a balancer writes the Leases %s and %s in %s only", balancerLease, own, metav1.NamespaceSystem)
 		}
 	case resource == corev1.Resource("configmaps"):

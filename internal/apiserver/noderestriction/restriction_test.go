@@ -441,6 +441,8 @@ func TestBalancer(t *testing.T) {
 	}{
 		{"system:portal:lb:m1", "kube-system", "portal-lb", leases, true},
 		{"system:portal:lb:m1", "kube-system", "portal-lb-m1", leases, true},
+		{"system:portal:lb:m1", "kube-system", "portal-lb.0123456789abcdef", leases, true},
+		{"system:portal:lb:m1", "kube-system", "portal-lb.m2", leases, false},
 		{"system:portal:lb:m1", "kube-system", "portal-lb-m2", leases, false},
 		{"system:portal:lb:m1", "kube-system", "portal-controllers", leases, false},
 		{"system:portal:lb:m1", "kube-node-lease", "portal-lb", leases, false},
