@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -231,8 +232,11 @@ func (b *Balancer) readPools(object *corev1.ConfigMap) {
 	var err error
 	if object != nil {
 		var more []*pool.Pool
-		more, err = pool.ParseYAML("ConfigMap "+Namespace+"/"+PoolsName, []byte(object.Data[PoolsKey]))
-		all = append(all, more...)
+		if _, there := object.Data[PoolsKey]; !there || len(object.Data) > 1 {
+			err = fmt.Errorf("ConfigMap %s/%s: the keys of data are %q, want %q and no other", Namespace, PoolsName, slices.Sorted(maps.Keys(object.Data)), PoolsKey)
+		} else if more, err = pool.ParseYAML("ConfigMap "+Namespace+"/"+PoolsName, []byte(object.Data[PoolsKey])); err == nil {
+			all = append(all, more...)
+		}
 	}
 	if err == nil {
 		if err = all.Validate(); err != nil {

@@ -53,6 +53,7 @@ func TestPools(t *testing.T) {
 		{"bad from the start", []any{bad}, 0},
 		{"mended", []any{good}, 2},
 		{"bad again", []any{bad}, 2},
+		{"a typo in the key", []any{configMap(PoolsName, "pool", good.Data[PoolsKey])}, 2},
 		{"deleted", nil, 1},
 	} {
 		if err := b.config.Replace(step.list, ""); err != nil {
