@@ -87,7 +87,7 @@ func newLBCommand() *cobra.Command {
 	var o lbOptions
 	cmd := &cobra.Command{
 		Use:   "lb",
-		Short: "Give Services of type LoadBalancer an address, and lead its packets to this cluster",
+		Short: "Give Services of type LoadBalancer an address, and announce it to the network",
 		Long: `Give Services of type LoadBalancer addresses from pools, and announce these on the network. Run it on every node that a proxy
 (portal proxy or kube-proxy) runs on: one of them, the leader, gives addresses, and for each address one of them answers.`,
 		Args: noArgs,
