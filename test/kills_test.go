@@ -148,3 +148,6 @@ func powerOff(t *testing.T, l *lab.Lab, sources, spread []requestSource, relays 
 		t.Error("no request was sent to the dead node: its Pods had no share of the load")
 	}
 }
+
+// since is how far the requests have come.
+func (r *requests) since() time.Duration { return time.Since(r.began) }

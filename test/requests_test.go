@@ -201,9 +201,6 @@ func (r *requests) none(t *testing.T) {
 	}
 }
 
-// since is how far the requests have come.
-func (r *requests) since() time.Duration { return time.Since(r.began) }
-
 // pods are those that have answered.
 func (r *requests) pods() []string {
 	r.mu.Lock()

@@ -220,11 +220,11 @@ func (b *bench) one(ctx context.Context, n int, at report.At) error {
 			return err
 		}
 		if err := b.follow(ctx, w.name, func(pods map[string]*corev1.Pod) bool { return countReady(pods) == 1 }); err != nil {
-			return fmt.Errorf("Pod %s: %w", w.name, err)
+			return fmt.Errorf("the Pod %s: %w", w.name, err)
 		}
 		isReady = append(isReady, time.Since(begin))
 		if err := b.answers(ctx, address); err != nil {
-			return fmt.Errorf("Service %s: %w", w.name, err)
+			return fmt.Errorf("the Service %s: %w", w.name, err)
 		}
 		answered = append(answered, time.Since(begin))
 		if err := b.deleteAll(ctx, w.name); err != nil {

@@ -5,12 +5,14 @@ package e2e
 import (
 	"flag"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 )
 
 var (
+	pattern     = flag.String("e2e.only", "", "a regular expression: run only the tests whose names match")
 	chosenModes = flag.String("e2e.modes", strings.Join(modes, ","), "modes of the proxy to run with, in turn")
 	tryAll      = flag.Bool("e2e.try", false, "run what -e2e.only matches whatever tests.txt says, to see whether it passes")
 )
@@ -39,4 +41,18 @@ func TestLab(t *testing.T) {
 			}
 		})
 	}
+}
+
+// choose is the tests whose names match -e2e.only.
+func choose(t *testing.T, from []test) []test {
+	t.Helper()
+	chosen, err := regexp.Compile(*pattern)
+	if err != nil {
+		t.Fatalf("-e2e.only: %v", err)
+	}
+	wanted := slices.DeleteFunc(slices.Clone(from), func(one test) bool { return !chosen.MatchString(one.name) })
+	if len(wanted) == 0 {
+		t.Fatalf("-e2e.only: no test that runs matches %q", *pattern)
+	}
+	return wanted
 }

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,27 +20,12 @@ import (
 )
 
 var (
-	pattern = flag.String("e2e.only", "", "a regular expression: run only the tests whose names match")
 	atOnce  = flag.Int("e2e.jobs", 4, "how many tests run at a time; those marked [Serial] run alone")
 	reports = flag.String("e2e.reports", filepath.Join(harness.Root(), ".cache", "e2e", "reports"), "the folder for each test's log and JUnit report")
 )
 
 // suite is the program that `make` built from Kubernetes' sources.
 func suite() string { return filepath.Join(harness.Root(), ".cache", "e2e", "e2e.test") }
-
-// choose is the tests whose names match -e2e.only.
-func choose(t *testing.T, from []test) []test {
-	t.Helper()
-	chosen, err := regexp.Compile(*pattern)
-	if err != nil {
-		t.Fatalf("-e2e.only: %v", err)
-	}
-	wanted := slices.DeleteFunc(slices.Clone(from), func(one test) bool { return !chosen.MatchString(one.name) })
-	if len(wanted) == 0 {
-		t.Fatalf("-e2e.only: no test that runs matches %q", *pattern)
-	}
-	return wanted
-}
 
 // kubectl makes a program that is kubectl.
 func kubectl(t *testing.T) string {

@@ -54,8 +54,8 @@ func TestSubset(t *testing.T) {
 	var wanted []test
 	for _, name := range subset {
 		at := slices.IndexFunc(all, func(one test) bool { return one.name == name })
-		if at < 0 {
-			t.Errorf("tests.txt has no such test, or it does not run in the mode %s: %s", mode, name)
+		if at < 0 || all[at].size() != labNodes {
+			t.Errorf("tests.txt has no such test, or it does not run in the mode %s with %d nodes: %s", mode, labNodes, name)
 			continue
 		}
 		wanted = append(wanted, all[at])
