@@ -63,19 +63,19 @@ test-e2e: build $(E2E)/e2e.test $(PEERS)/coredns ## run Kubernetes' end-to-end t
 
 E2E_PROGRAMS := agnhost nonewprivs regression-issue-74839
 # The image of agnhost has coredns if that is built: a few tests of `make test-e2e` need it.
-$(E2E)/images.yaml: test/e2e/suite/go.mod test/e2e/pause/main.go hack/e2e-images $(wildcard $(PEERS)/coredns)
+$(E2E)/images.yaml: bench/peers/e2e/go.mod test/e2e/pause/main.go hack/e2e-images $(wildcard $(PEERS)/coredns)
 	@hack/need go
 	@mkdir -p $(E2E)
 	@echo "building the programs of the tests' images (this takes minutes)"
-	@cd test/e2e/suite && go build -ldflags "-s -w" -o ../../../$(E2E)/ $(E2E_PROGRAMS:%=k8s.io/kubernetes/test/images/%)
+	@cd bench/peers/e2e && go build -ldflags "-s -w" -o ../../../$(E2E)/ $(E2E_PROGRAMS:%=k8s.io/kubernetes/test/images/%)
 	@go build -ldflags "-s -w" -o $(E2E)/pause ./test/e2e/pause
-	@hack/e2e-images $(E2E) "$$(cd test/e2e/suite && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images"
+	@hack/e2e-images $(E2E) "$$(cd bench/peers/e2e && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images"
 
 # It is built as Portal is, so that the two share most of their compiled packages.
-$(E2E)/e2e.test: test/e2e/suite/go.mod
+$(E2E)/e2e.test: bench/peers/e2e/go.mod
 	@hack/need go
 	@echo "building $@ (this takes minutes)"
-	@cd test/e2e/suite && go test -c -vet=off -ldflags "-s -w $(KUBEFLAGS)" -o ../../../$@ k8s.io/kubernetes/test/e2e
+	@cd bench/peers/e2e && go test -c -vet=off -ldflags "-s -w $(KUBEFLAGS)" -o ../../../$@ k8s.io/kubernetes/test/e2e
 
 .PHONY: vm
 vm: ## fetch the kernel of the virtual machine for IPVS and SCTP

@@ -91,8 +91,8 @@ func TestImports(t *testing.T) {
 		for _, imported := range f.imports {
 			refuse := func(why string) { t.Errorf("%s imports %s: %s", f.path, imported, why) }
 			switch {
-			case strings.HasPrefix(imported, "k8s.io/kubernetes") && !under(f.dir, "bench/peers", "test/e2e/suite"):
-				refuse("k8s.io/kubernetes is no library; only bench/peers and test/e2e/suite build its programs")
+			case strings.HasPrefix(imported, "k8s.io/kubernetes") && !under(f.dir, "bench/peers"):
+				refuse("k8s.io/kubernetes is no library; only bench/peers builds its programs")
 			case strings.HasPrefix(imported, "k8s.io/client-go") && !under(f.dir, mayUseClientGo...):
 				refuse("client-go is for the edges only")
 			case f.test:

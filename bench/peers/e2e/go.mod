@@ -1,4 +1,4 @@
-module portal/test/e2e/suite
+module portal/bench/peers/e2e
 
 go 1.26.0
 
