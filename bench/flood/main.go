@@ -37,6 +37,9 @@ var modes = map[string][]string{
 	"limit": {"--enable-priority-and-fairness=false"},
 }
 
+// rounds are how often the second user is measured alone and then flooded.
+const rounds = 4
+
 // slowdown is how many times slower than alone the second user may be.
 const slowdown = 3
 
@@ -70,8 +73,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.SetOutput(stderr)
 	flags.IntVar(&opts.connections, "connections", 200, "connections of the user who floods")
 	flags.IntVar(&opts.objects, "objects", 2000, "ConfigMaps that are there to be asked for")
-	flags.DurationVar(&opts.duration, "duration", time.Minute, "how long the flood lasts")
-	flags.DurationVar(&opts.idle, "idle", time.Minute, "how long the second user is measured alone")
+	flags.DurationVar(&opts.duration, "duration", time.Minute, "how long the flood lasts, in four parts")
+	flags.DurationVar(&opts.idle, "idle", time.Minute, "how long the second user is measured alone, in four parts")
 	list := flags.String("modes", "fair,limit", "fair: as Portal comes; limit: with --enable-priority-and-fairness=false")
 	flags.StringVar(&opts.child, "child", "", "internal: flood this server")
 	if err := flags.Parse(args); err != nil {
@@ -88,8 +91,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		return opts, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case opts.connections < 1 || opts.objects < 1:
 		return opts, errors.New("-connections and -objects must be at least 1")
-	case opts.duration < time.Second || opts.idle < time.Second:
-		return opts, errors.New("-duration and -idle must be at least 1s")
+	case opts.duration < rounds*time.Second || opts.idle < rounds*time.Second:
+		return opts, errors.New("-duration and -idle must be at least 4s")
 	}
 	return opts, nil
 }
@@ -105,7 +108,8 @@ func run(ctx context.Context, opts options) (bool, error) {
 			return false, fmt.Errorf("%s: %w", mode, err)
 		}
 		fmt.Printf("%-6s %16s %16s %10s %12s %13s %14s %9d %11d %13s\n", mode, r.creates, r.gets, round(r.alone), round(r.flooded),
-			round(r.lease), round(r.leader), r.memoryAlone>>20, r.memoryFlooded>>20, r.flood)
+			round(r.lease), round(r.leader), r.memoryAlone>>20, r.memoryFlooded>>20,
+			fmt.Sprintf("%d/%d", r.good, r.refused))
 		if first == nil {
 			first = r
 		}
@@ -125,7 +129,7 @@ type result struct {
 	lease, leader              time.Duration
 	failed                     []string
 	memoryAlone, memoryFlooded int64
-	flood                      string
+	good, refused              int // requests of the flood
 }
 
 const (
@@ -177,18 +181,34 @@ func measure(ctx context.Context, opts options, flags []string) (*result, error)
 	if r.gets, err = throughput(ctx, api, "GET"); err != nil {
 		return nil, err
 	}
-	r.alone = p99(second.work(ctx, opts.idle))
-	r.memoryAlone = memory(api.Pid())
+	// Alone and flooded take turns: a machine that is slower for a while is so for both.
+	var alone, flooded []time.Duration
+	for range rounds {
+		alone = append(alone, second.work(ctx, opts.idle/rounds)...)
+		r.memoryAlone = max(r.memoryAlone, memory(api.Pid()))
+		waited, err := r.flood(ctx, opts, api, second)
+		if err != nil {
+			return nil, err
+		}
+		flooded = append(flooded, waited...)
+	}
+	r.alone, r.flooded = p99(alone), p99(flooded)
+	r.failed = append(r.failed, second.failures()...)
+	return r, ctx.Err()
+}
 
+// flood is one round: what the second user waited for while the other one flooded.
+func (r *result) flood(ctx context.Context, opts options, api *harness.API, second *user) ([]time.Duration, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	during, stop := context.WithTimeout(ctx, opts.duration)
+	length := opts.duration / rounds
+	during, stop := context.WithTimeout(ctx, length)
 	defer stop()
 	// The clients of a flood are on other machines; here they should not take the CPU from those that measure.
 	child := exec.CommandContext(during, "nice", "-n", "19", self, "-child", api.URL, "-connections", fmt.Sprint(opts.connections),
-		"-duration", opts.duration.String())
+		"-duration", length.String())
 	child.Cancel = func() error { return child.Process.Signal(syscall.SIGTERM) }
 	var counted strings.Builder
 	child.Stdout, child.Stderr = &counted, os.Stderr
@@ -199,15 +219,18 @@ func measure(ctx context.Context, opts options, flags []string) (*result, error)
 	go watch.run(during)
 	peak := make(chan int64)
 	go func() { peak <- peakMemory(during, api.Pid()) }()
-	waited := second.work(during, opts.duration)
+	waited := second.work(during, length)
 	stop()
 	_ = child.Wait()
-	r.memoryFlooded = <-peak
-	r.flooded = p99(waited)
-	r.lease, r.leader, r.failed = watch.wait()
-	r.failed = append(r.failed, second.failures()...)
-	r.flood = strings.TrimSpace(counted.String())
-	return r, ctx.Err()
+	r.memoryFlooded = max(r.memoryFlooded, <-peak)
+	lease, leader, failed := watch.wait()
+	r.lease, r.leader, r.failed = max(r.lease, lease), max(r.leader, leader), append(r.failed, failed...)
+	var good, refused int
+	if _, err := fmt.Sscanf(counted.String(), "%d/%d", &good, &refused); err != nil && ctx.Err() == nil {
+		return nil, fmt.Errorf("the process that floods printed %q: %w", counted.String(), err)
+	}
+	r.good, r.refused = r.good+good, r.refused+refused
+	return waited, nil
 }
 
 func p99(all []time.Duration) time.Duration {

@@ -5,6 +5,8 @@ import (
 	"os"
 	"runtime/debug"
 	"time"
+
+	"portal/internal/apiserver"
 )
 
 // collectAt sets how much garbage, in percent of what is in use, starts a collection; unless GOGC says otherwise.
@@ -24,20 +26,32 @@ const (
 	// from then on memory is traded for time, until half of them have gone.
 	manyConnections = 500
 	garbageOfMany   = 150
+	// garbageOfFlood is for when requests have to wait for each other: with garbageOfServer half of the server's time would go into
+	// collecting what lists of everything leave behind, and all users would wait for that.
+	garbageOfFlood = 100
 )
 
-// collectByConnections adapts how much garbage starts a collection to the number of connected clients; unless GOGC says.
-// It is called by one goroutine at a time.
-func collectByConnections() func(open int) {
-	many := false
-	return func(open int) {
+// collectByLoad adapts how much garbage starts a collection to what is asked of the server; unless GOGC says. It is called by one
+// goroutine at a time.
+func collectByLoad() func(apiserver.Load) {
+	many, now := false, garbageOfServer
+	return func(load apiserver.Load) {
 		switch {
-		case !many && open >= manyConnections:
+		case load.Connections >= manyConnections:
 			many = true
-			collectAt(garbageOfMany)
-		case many && open < manyConnections/2:
+		case load.Connections < manyConnections/2:
 			many = false
-			collectAt(garbageOfServer)
+		}
+		percent := garbageOfServer
+		switch {
+		case many:
+			percent = garbageOfMany
+		case load.Waiting:
+			percent = garbageOfFlood
+		}
+		if percent != now {
+			now = percent
+			collectAt(percent)
 		}
 	}
 }

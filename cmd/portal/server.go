@@ -13,7 +13,7 @@ import (
 
 func newServerCommand() *cobra.Command {
 	opts := server.DefaultOptions()
-	opts.OnConnections = collectByConnections()
+	opts.OnLoad = collectByLoad()
 	logs := logOptions{}
 	cmd := &cobra.Command{
 		Use:   "server",
@@ -98,5 +98,6 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 		"ranges of the Pods' addresses, cut up for the nodes: at most one IPv4 and one IPv6; none leaves nodes alone")
 	f.DurationVar(&o.NodeGracePeriod, "node-monitor-grace-period", o.NodeGracePeriod, "how long a node may go without renewing its Lease before it counts as lost")
 	f.IntVar(&o.MaxEndpointsPerSlice, "max-endpoints-per-slice", o.MaxEndpointsPerSlice, "endpoints in one EndpointSlice at most, up to 1000")
+	f.BoolVar(&o.Console, "console", o.Console, "serve the console, a page that shows Services and what is wrong with them, at /console/")
 	f.DurationVar(&o.AuditInterval, "audit-interval", o.AuditInterval, "how often allocations are checked against their Services")
 }

@@ -39,7 +39,7 @@ type limitedListener struct {
 	net.Listener
 	max     int
 	timeout time.Duration
-	// count, if set, is called with the number of open connections when it changes.
+	// count, if set, is called with the number of open connections when that changes.
 	count func(open int)
 
 	closed    chan struct{}

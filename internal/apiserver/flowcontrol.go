@@ -35,6 +35,7 @@ func (s *Server) shareFairly(config *genericserver.Config) {
 		return
 	}
 	s.turns = newTurns(runtime.GOMAXPROCS(0))
+	s.turns.waited = s.load.waited
 	config.FlowControl = inTurns{utilflowcontrol.New(s.factory, s.client.FlowcontrolV1(), s.seats()), s.turns}
 }
 

@@ -61,8 +61,8 @@ type Options struct {
 
 	// NodeInstead, if set, says where a node is reached instead of at its address and port.
 	NodeInstead func(address string) string
-	// OnConnections, if set, is called with the number of connected clients when it changes. It must return at once.
-	OnConnections func(open int)
+	// OnLoad, if set, is called when the load changes, by one goroutine at a time. It must return at once.
+	OnLoad func(Load)
 
 	Store      store.Options
 	Encryption EncryptionOptions

@@ -98,6 +98,7 @@ type Server struct {
 	// aggregator has other servers' group versions be part of this API.
 	aggregator *aggregation.Aggregator
 	turns      *turns
+	load       *loadMeter
 	// reach passes requests on to nodes, Pods and Services.
 	reach *connect.Reach
 	// kinds maps kinds to resources, schemas has their fields: for policies.
@@ -107,6 +108,8 @@ type Server struct {
 	encryption *encryption
 	// documented is what the OpenAPI documents are built from.
 	documented documents.Sources
+	// open are handlers that find out themselves who comes, by the beginning of their paths.
+	open map[string]http.Handler
 
 	// ranges are the cluster's own, once they have been read.
 	ranges      atomic.Pointer[[]netip.Prefix]
@@ -131,6 +134,10 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 	pod.AllowPrivileged(c.AllowPrivileged)
 	aggregation.RegisterMetrics()
 	s := &Server{opts: c, roles: rbac.NewIndex(), nodes: nodes.NewGraph(), systemErrs: map[string]string{}, resolver: &serviceResolver{}, evictions: disruption.NewEvictions()}
+	s.load = &loadMeter{report: c.OnLoad}
+	if c.OnLoad == nil {
+		s.load.report = func(Load) {}
+	}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -142,7 +149,7 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 		return nil, fmt.Errorf("--listen %s: %w", c.Listen, err)
 	}
 	s.listener = limitConnections(listener, connectionLimit(), firstRequestTimeout)
-	s.listener.count = c.OnConnections
+	s.listener.count = s.load.connections
 	c.port = uint16(s.listener.Addr().(*net.TCPAddr).Port)
 	if s.store, err = store.Open(ctx, c.Store); err != nil {
 		return nil, err
@@ -357,7 +364,7 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 			api = s.turns.withAnswerSizes(api)
 		}
 		api = withInFlightLimit(api, c, s.opts.MaxInFlight, s.opts.MaxMutatingInFlight)
-		return s.listener.sawRequest(genericserver.DefaultBuildHandlerChain(s.listener.sawClient(api), c))
+		return s.listener.sawRequest(s.openFirst(genericserver.DefaultBuildHandlerChain(s.listener.sawClient(api), c)))
 	}
 	return config, nil
 }
@@ -469,11 +476,6 @@ func (s *Server) install(scheme *runtime.Scheme, codecs serializer.CodecFactory,
 		named = append(named, byGroup[group])
 	}
 	return s.generic.InstallAPIGroups(named...)
-}
-
-// Handle serves a path beside the API, to those who may do everything. It must be called before Run.
-func (s *Server) Handle(path string, handler http.Handler) {
-	s.generic.Handler.NonGoRestfulMux.Handle(path, handler)
 }
 
 // Client talks to the server from inside, with all rights. It is for what the server does for itself.

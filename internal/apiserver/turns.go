@@ -64,6 +64,8 @@ type turns struct {
 	// some always ask.
 	latest [2]arrival
 	now    func() time.Time
+	// waited is called when a request has to wait.
+	waited func()
 }
 
 type arrival struct {
@@ -85,7 +87,7 @@ type line struct {
 func newTurns(cpus int) *turns {
 	return &turns{
 		light: lightTurns * cpus, lightShared: lightTurnsShared * cpus, heavy: max(1, cpus/2),
-		users: map[turnKey]*line{}, answers: map[answerKey]int{}, now: time.Now,
+		users: map[turnKey]*line{}, answers: map[answerKey]int{}, now: time.Now, waited: func() {},
 	}
 }
 
@@ -157,6 +159,7 @@ func (t *turns) take(ctx context.Context, key turnKey) (done func()) {
 	l.waiting = append(l.waiting, mine)
 	t.wake(key, l) // the others may have fallen silent meanwhile, so that there are more turns
 	t.mu.Unlock()
+	t.waited()
 	select {
 	case <-mine:
 		return t.turn(key, l)

@@ -132,3 +132,7 @@ func (r Role) MachineReview() string {
 
 // MachineLB is the ClusterRole of nodes that may have a load balancer. Nobody is bound to it unless an administrator does so.
 const MachineLB = "system:portal:machine-lb"
+
+// LBCertificates is the ClusterRole of load balancers that may read Secrets, for TLS. Nobody is bound to it unless an administrator does so, for all
+// namespaces or for some.
+const LBCertificates = "system:portal:lb-certificates"

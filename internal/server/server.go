@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +16,7 @@ import (
 
 	"portal/internal/apiserver"
 	"portal/internal/audit"
+	"portal/internal/console"
 	"portal/internal/controllers"
 	"portal/internal/controllers/account"
 	"portal/internal/identity"
@@ -31,12 +33,15 @@ type Options struct {
 	// NodeGracePeriod is how long a node may go without renewing its Lease.
 	NodeGracePeriod time.Duration
 	AuditInterval   time.Duration
+	// Console says whether the console's page is served.
+	Console bool
 }
 
 // DefaultOptions run every controller.
 func DefaultOptions() Options {
 	return Options{
 		Options: apiserver.DefaultOptions(), Controllers: []string{"*"}, MaxEndpointsPerSlice: 100, NodeGracePeriod: 50 * time.Second, AuditInterval: 10 * time.Minute,
+		Console: true,
 	}
 }
 
@@ -71,12 +76,12 @@ func (o Options) clusterCIDRs() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// Info says where a running server is. As is how other parts of the process reach its API, as a user with the rights of their
+// Info says where a running server is; Console is the console's URL, or none. As is how other parts of the process reach its API, as a user with the rights of their
 // roles.
 type Info struct {
-	Address, Kubeconfig, DataDir string
-	As                           func(user string, groups ...string) *rest.Config
-	RootCA                       func() []byte
+	Address, Console, Kubeconfig, DataDir string
+	As                                    func(user string, groups ...string) *rest.Config
+	RootCA                                func() []byte
 }
 
 // Run serves until ctx ends. ready is called when clients can come.
@@ -92,11 +97,24 @@ func Run(ctx context.Context, opts Options, ready func(context.Context, Info) er
 	}
 	auditor := api.NewAuditor(opts.AuditInterval)
 	api.Handle("/portal/v1/audit", auditor.Handler())
+	var page *console.Console
+	info := Info{Address: api.Address(), Console: "none", Kubeconfig: api.Kubeconfig(), DataDir: api.DataDir(), As: api.ConfigAs, RootCA: api.RootCA}
+	if opts.Console {
+		if page, err = console.New(console.Options{API: api.ConfigOfNobody(), NodePorts: api.NodePorts(), Findings: console.Explained}); err != nil {
+			api.Close()
+			return err
+		}
+		api.HandleOpen(console.Path, page)
+		info.Console = "https://" + api.Address() + console.Path
+	}
 	return api.Run(ctx, apiserver.Hooks{
-		Ready: func(ctx context.Context) error {
-			return ready(ctx, Info{Address: api.Address(), Kubeconfig: api.Kubeconfig(), DataDir: api.DataDir(), As: api.ConfigAs, RootCA: api.RootCA})
-		},
+		Ready: func(ctx context.Context) error { return ready(ctx, info) },
 		Work: func(ctx context.Context) error {
+			var group sync.WaitGroup
+			defer group.Wait()
+			if page != nil {
+				group.Go(func() { page.Run(ctx) })
+			}
 			if selection.Empty() {
 				return nil
 			}
