@@ -371,6 +371,18 @@ func (e Transparent) Append(b []byte) []byte {
 	})
 }
 
+// NoTrack keeps a packet from connection tracking, and so from all NAT; only before that is it of use.
+type NoTrack struct{}
+
+func (NoTrack) Append(b []byte) []byte {
+	return appendExpr(b, "notrack", func(b []byte) []byte { return b })
+}
+
+// Comment does nothing: the nft tool shows it with the rule, instead of the rule's tag.
+type Comment string
+
+func (Comment) Append(b []byte) []byte { return b }
+
 // Extension is a match or a target of iptables. Info is the kernel's structure.
 type Extension struct {
 	Target   bool

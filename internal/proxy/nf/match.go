@@ -90,6 +90,11 @@ func DestinationPort(reg uint32) Payload {
 	return Payload{reg, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2}
 }
 
+// SourcePort loads the source port.
+func SourcePort(reg uint32) Payload {
+	return Payload{reg, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2}
+}
+
 // Within matches, or with not does not match, if an address in Reg0 is in a prefix.
 func (f IP) Within(p netip.Prefix, not bool) Rule {
 	mask := make([]byte, f.Width)

@@ -155,7 +155,7 @@ func (s *Socket) readChains(t *Table) (out map[string]chainState, err error) {
 		return nil, err
 	}
 	tags := map[string][]string{}
-	err = s.Rules(t, "", func() { clear(tags) }, func(r RuleInfo) { tags[r.Chain] = append(tags[r.Chain], r.Comment) })
+	err = s.Rules(t, "", func() { clear(tags) }, func(r RuleInfo) { tags[r.Chain] = append(tags[r.Chain], r.tag) })
 	for name, c := range out {
 		c.tags = tags[name]
 		out[name] = c

@@ -58,6 +58,7 @@ type RuleInfo struct {
 	Handle                uint64
 	// Expressions is the encoded list.
 	Expressions []byte
+	tag         string
 }
 
 // JumpsTo is the chain that the rule sends every packet to, if it does nothing else but count them.
@@ -151,9 +152,7 @@ func (s *Socket) Rules(t *Table, chain string, reset func(), got func(RuleInfo))
 		if v := attr(m, unix.NFTA_RULE_HANDLE); len(v) == 8 {
 			r.Handle = binary.BigEndian.Uint64(v)
 		}
-		if u := attr(m, unix.NFTA_RULE_USERDATA); len(u) > 2 && u[0] == ruleComment && int(u[1])+2 <= len(u) {
-			r.Comment = string(u[2 : 1+u[1]])
-		}
+		r.Comment, r.tag = readRuleUserData(attr(m, unix.NFTA_RULE_USERDATA))
 		got(r)
 	})
 }

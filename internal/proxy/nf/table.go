@@ -16,6 +16,8 @@ type Table struct {
 	Name   string
 	// Comment is what the nft tool shows of the table.
 	Comment string
+	// Owned: the kernel removes the table when the socket that added it is closed, however its process ends.
+	Owned bool
 
 	sets   map[string]digest
 	chains map[string]chainState
@@ -114,13 +116,19 @@ func (b *Batch) Replace(t *Table, present *Present) {
 	b.message(structure, t.Family, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func(m []byte) []byte {
 		const userData, comment = 6, 0 // NFTA_TABLE_USERDATA, NFTNL_UDATA_TABLE_COMMENT
 		m = appendString(m, unix.NFTA_TABLE_NAME, t.Name)
-		m = appendUint32(m, unix.NFTA_TABLE_FLAGS, 0)
+		flags := uint32(0)
+		if t.Owned {
+			flags = tableOwner
+		}
+		m = appendUint32(m, unix.NFTA_TABLE_FLAGS, flags)
 		if t.Comment != "" {
 			m = appendAttr(m, userData, appendUserData(comment, t.Comment))
 		}
 		return m
 	})
 }
+
+const tableOwner = 2 // NFT_TABLE_F_OWNER
 
 func appendUserData(typ byte, text string) []byte {
 	return append(append([]byte{typ, byte(len(text) + 1)}, text...), 0)
@@ -231,12 +239,15 @@ func (b *Batch) AddChain(t *Table, chain Chain) {
 		}
 	}
 	state := chainState{hook: chain.Hook}
-	encoded := make([][]byte, len(chain.Rules))
+	encoded, comments := make([][]byte, len(chain.Rules)), make([]string, len(chain.Rules))
 	for i, r := range chain.Rules {
 		for _, e := range r {
 			encoded[i] = e.Append(encoded[i])
+			if c, ok := e.(Comment); ok {
+				comments[i] = string(c)
+			}
 		}
-		state.tags = append(state.tags, tag(encoded[i]))
+		state.tags = append(state.tags, tag(append([]byte(comments[i]), encoded[i]...)))
 	}
 	c.chains[chain.Name] = state
 	if there && have.hook == chain.Hook && slices.Equal(have.tags, state.tags) && !c.rewrite {
@@ -257,12 +268,44 @@ func (b *Batch) AddChain(t *Table, chain Chain) {
 			m = appendString(m, unix.NFTA_RULE_TABLE, t.Name)
 			m = appendString(m, unix.NFTA_RULE_CHAIN, chain.Name)
 			m = appendNested(m, unix.NFTA_RULE_EXPRESSIONS, func(m []byte) []byte { return append(m, encoded[i]...) })
-			return appendAttr(m, unix.NFTA_RULE_USERDATA, appendUserData(ruleComment, state.tags[i]))
+			return appendAttr(m, unix.NFTA_RULE_USERDATA, ruleUserData(comments[i], state.tags[i]))
 		})
 	}
 }
 
-const ruleComment = 0 // NFTNL_UDATA_RULE_COMMENT
+const (
+	ruleComment = 0 // NFTNL_UDATA_RULE_COMMENT
+	// ruleTag is a number that the nft tool knows nothing of: where a tag is if the rule has a comment of its own.
+	ruleTag = 200
+	// longestComment leaves room for the tag: all of a rule's user data has 256 bytes.
+	longestComment = 200
+)
+
+// ruleUserData is what is stored with a rule: its tag, which is its comment unless it has one.
+func ruleUserData(comment, tag string) []byte {
+	if comment == "" {
+		return appendUserData(ruleComment, tag)
+	}
+	return append(appendUserData(ruleComment, comment[:min(len(comment), longestComment)]), appendUserData(ruleTag, tag)...)
+}
+
+// readRuleUserData reads it. A rule without a tag has its comment as one.
+func readRuleUserData(u []byte) (comment, tag string) {
+	for len(u) > 2 && int(u[1])+2 <= len(u) && u[1] > 0 {
+		text := string(u[2 : 1+u[1]])
+		switch u[0] {
+		case ruleComment:
+			comment = text
+		case ruleTag:
+			tag = text
+		}
+		u = u[2+int(u[1]):]
+	}
+	if tag == "" {
+		tag = comment
+	}
+	return comment, tag
+}
 
 func (b *Batch) newChain(t *Table, name string, hook Hook) {
 	b.message(structure, t.Family, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, func(m []byte) []byte {

@@ -1,0 +1,287 @@
+package accesslog
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"path"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gocloud.dev/blob"
+	_ "gocloud.dev/blob/fileblob" // file://
+	_ "gocloud.dev/blob/s3blob"   // s3://
+
+	"portal/internal/lb/config"
+)
+
+// Options are what Logs need. All have defaults.
+type Options struct {
+	// Account, Region and Address are parts of objects' names; Address is this machine's.
+	Account, Region string
+	Address         netip.Addr
+	// Failed is called with every failure to write to a bucket, which is tried again.
+	Failed func(balancer, url string, err error)
+	// MaxBytes is how much is kept in memory, for all balancers together: beyond it lines are dropped, and counted.
+	MaxBytes int64
+	Now      func() time.Time
+}
+
+// The defaults, and how often is looked for what is due.
+const (
+	defaultMaxBytes = 64 << 20
+	objectBytes     = 8 << 20 // an object is written before its time if it gets larger
+	tickInterval    = time.Second
+	firstBackoff    = time.Second
+	longestBackoff  = time.Minute
+	stopTimeout     = 10 * time.Second
+)
+
+// Logs gather lines and put them into buckets.
+type Logs struct {
+	options Options
+	held    atomic.Int64 // bytes in memory
+
+	mu     sync.Mutex
+	byName map[destination]*log
+}
+
+// destination is where lines go: those of several listeners go together.
+type destination struct {
+	url, prefix, format, balancer string
+	interval                      time.Duration
+}
+
+// log is one destination.
+type log struct {
+	to    destination
+	stats Stats
+
+	mu    sync.Mutex
+	lines []byte
+	ends  time.Time // of the present interval
+
+	pending []object // in order; only for Run
+	backoff time.Duration
+	after   time.Time // of the next attempt
+}
+
+// Stats count what became of lines.
+type Stats struct {
+	Lines, Dropped, Objects, Failures atomic.Uint64
+}
+
+type object struct {
+	name string
+	data []byte
+}
+
+// New makes Logs that write nothing before Run runs.
+func New(o Options) *Logs {
+	if o.Account == "" {
+		o.Account = "000000000000"
+	}
+	if o.Region == "" {
+		o.Region = "portal"
+	}
+	if !o.Address.IsValid() {
+		o.Address = netip.IPv4Unspecified()
+	}
+	if o.MaxBytes <= 0 {
+		o.MaxBytes = defaultMaxBytes
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return &Logs{options: o, byName: map[destination]*log{}}
+}
+
+// Check says what is wrong with an access log's configuration.
+func Check(c *config.AccessLog) error {
+	u, err := url.Parse(c.URL)
+	switch {
+	case err != nil:
+		return fmt.Errorf("accessLog.url: %w", err)
+	case u.Scheme != "s3" && u.Scheme != "file":
+		return fmt.Errorf("accessLog.url: %q; want s3://BUCKET or file:///FOLDER", c.URL)
+	case u.Scheme == "s3" && u.Host == "" || u.Scheme == "file" && u.Path == "":
+		return fmt.Errorf("accessLog.url: %q names no bucket or folder", c.URL)
+	case c.Interval != 5*time.Minute && c.Interval != 60*time.Minute:
+		return fmt.Errorf("accessLog.interval: %v; want 5m or 60m", c.Interval)
+	case c.Format != "elb" && c.Format != "json":
+		return fmt.Errorf("accessLog.format: %q; want elb or json", c.Format)
+	}
+	return nil
+}
+
+// Write adds a line to a listener's log. It never waits for a bucket.
+func (l *Logs) Write(listener *config.Listener, r *Record) {
+	c := listener.AccessLog
+	if c == nil {
+		return
+	}
+	to := destination{c.URL, c.Prefix, c.Format, c.Balancer, c.Interval}
+	l.mu.Lock()
+	one := l.byName[to]
+	if one == nil {
+		one = &log{to: to, backoff: firstBackoff}
+		l.byName[to] = one
+	}
+	l.mu.Unlock()
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if one.ends.IsZero() {
+		one.ends = l.options.Now().Truncate(max(to.interval, time.Minute)).Add(max(to.interval, time.Minute))
+	}
+	before := len(one.lines)
+	if to.format == "json" {
+		one.lines = r.AppendJSON(one.lines)
+	} else {
+		one.lines = r.AppendELB(one.lines)
+	}
+	grown := int64(len(one.lines) - before)
+	if l.held.Add(grown) > l.options.MaxBytes {
+		l.held.Add(-grown)
+		one.lines = one.lines[:before]
+		one.stats.Dropped.Add(1)
+		return
+	}
+	one.stats.Lines.Add(1)
+}
+
+// Stats are those of a balancer, over all its destinations.
+func (l *Logs) Stats(balancer string) (lines, dropped, objects, failures uint64) {
+	for _, one := range l.all() {
+		if one.to.balancer == balancer {
+			lines += one.stats.Lines.Load()
+			dropped += one.stats.Dropped.Load()
+			objects += one.stats.Objects.Load()
+			failures += one.stats.Failures.Load()
+		}
+	}
+	return
+}
+
+func (l *Logs) all() []*log {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]*log, 0, len(l.byName))
+	for _, one := range l.byName {
+		out = append(out, one)
+	}
+	return out
+}
+
+// Run writes what is due until ctx ends, and then everything else.
+func (l *Logs) Run(ctx context.Context) {
+	ticker := time.NewTicker(tickInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			l.write(ctx, false)
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+			defer cancel()
+			l.write(last, true)
+			return
+		}
+	}
+}
+
+// write puts what is due into buckets, or all of it.
+func (l *Logs) write(ctx context.Context, all bool) {
+	now := l.options.Now()
+	for _, one := range l.all() {
+		l.cut(one, now, all)
+		if len(one.pending) == 0 || now.Before(one.after) && !all {
+			continue
+		}
+		if err := l.put(ctx, one); err != nil {
+			one.stats.Failures.Add(1)
+			one.after = now.Add(one.backoff)
+			one.backoff = min(2*one.backoff, longestBackoff)
+			if l.options.Failed != nil {
+				l.options.Failed(one.to.balancer, one.to.url, err)
+			}
+			continue
+		}
+		one.backoff, one.after = firstBackoff, time.Time{}
+	}
+}
+
+// cut makes an object of the lines, if their interval is over.
+func (l *Logs) cut(one *log, now time.Time, all bool) {
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if len(one.lines) == 0 {
+		one.ends = time.Time{} // the next line begins an interval
+		return
+	}
+	if !all && len(one.lines) < objectBytes && now.Before(one.ends) {
+		return
+	}
+	ends := one.ends
+	if now.Before(ends) {
+		ends = now
+	}
+	one.pending = append(one.pending, object{l.name(one.to, ends), one.lines})
+	one.lines = nil
+	if !now.Before(one.ends) {
+		one.ends = time.Time{}
+	}
+}
+
+// name is an object's, as ELB makes them.
+func (l *Logs) name(to destination, ends time.Time) string {
+	o := &l.options
+	ends = ends.UTC()
+	var random [5]byte
+	rand.Read(random[:])
+	file := fmt.Sprintf("%s_elasticloadbalancing_%s_%s_%s_%s_%s.log", o.Account, o.Region, to.balancer, ends.Format("20060102T1504Z"), o.Address, hex.EncodeToString(random[:]))
+	return path.Join(to.prefix, "AWSLogs", o.Account, "elasticloadbalancing", o.Region, ends.Format("2006/01/02"), file)
+}
+
+// put writes the pending objects of a destination, the oldest first.
+func (l *Logs) put(ctx context.Context, one *log) error {
+	bucket, err := open(ctx, one.to.url)
+	if err != nil {
+		return err
+	}
+	defer bucket.Close()
+	for len(one.pending) > 0 {
+		first := one.pending[0]
+		if err := bucket.WriteAll(ctx, first.name, first.data, &blob.WriterOptions{ContentType: "text/plain"}); err != nil {
+			return err
+		}
+		one.stats.Objects.Add(1)
+		l.held.Add(-int64(len(first.data)))
+		one.pending = one.pending[1:]
+	}
+	return nil
+}
+
+// open opens a bucket. A folder is made if there is none, and holds nothing but the logs.
+func open(ctx context.Context, address string) (*blob.Bucket, error) {
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, err
+	}
+	switch u.Scheme {
+	case "s3":
+	case "file":
+		q := u.Query()
+		q.Set("create_dir", "true")
+		q.Set("no_tmp_dir", "true")
+		q.Set("metadata", "skip")
+		u.RawQuery = q.Encode()
+	default:
+		return nil, errors.New("neither s3:// nor file://")
+	}
+	return blob.OpenBucket(ctx, u.String())
+}

@@ -1,0 +1,223 @@
+package engine
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"portal/internal/lb/config"
+)
+
+// listener is a listening socket, and what is done with its connections.
+type listener struct {
+	engine *Engine
+	socket *net.TCPListener
+	state  atomic.Pointer[listenerState]
+	// web ends when requests on open connections are to be the last ones.
+	web     context.Context
+	stopWeb context.CancelFunc
+
+	counters listenerCounters
+
+	mu      sync.Mutex
+	clients map[netip.Addr]int // connections
+}
+
+// listenerState is a listener's configuration: never changed, only replaced.
+type listenerState struct {
+	cfg   *config.Listener
+	tls   *tls.Config
+	certs []*certificate // what tls was made of
+	idle  time.Duration
+}
+
+type listenerCounters struct {
+	total, overLimit, overClientLimit, handshakeFailures, headerFailures, idleTimeouts, refused atomic.Uint64
+	active                                                                                      atomic.Int64
+	bytesIn, bytesOut                                                                           atomic.Uint64
+}
+
+func newListener(e *Engine, socket *net.TCPListener, state *listenerState) *listener {
+	l := &listener{engine: e, socket: socket, clients: map[netip.Addr]int{}}
+	l.web, l.stopWeb = context.WithCancel(e.ctx)
+	l.state.Store(state)
+	return l
+}
+
+// newState makes a configuration usable. What of the state before can be used on, is: with its TLS configuration clients can resume sessions.
+func (e *Engine) newState(was *listenerState, cfg *config.Listener) (*listenerState, error) {
+	s := &listenerState{cfg: cfg, idle: cfg.IdleTimeout}
+	if s.idle <= 0 {
+		s.idle = config.DefaultIdleTimeout
+	}
+	if !cfg.Protocol.Encrypted() {
+		return s, nil
+	}
+	var err error
+	if s.certs, err = e.certs.named(cfg.TLS.Certificates); err != nil {
+		return nil, err
+	}
+	if was != nil && was.tls != nil && was.cfg.Protocol == cfg.Protocol && reflect.DeepEqual(was.cfg.TLS, cfg.TLS) && same(was.certs, s.certs) {
+		s.tls = was.tls
+		return s, nil
+	}
+	s.tls, err = listenerTLS(cfg, s.certs)
+	return s, err
+}
+
+// listen opens a listening socket, or takes the one that another process gave.
+func (e *Engine) listen(address netip.AddrPort) (*net.TCPListener, error) {
+	if f := e.inherited[address]; f != nil {
+		delete(e.inherited, address)
+		socket, err := net.FileListener(f)
+		_ = f.Close()
+		if err != nil {
+			return nil, fmt.Errorf("use the inherited socket of %v: %w", address, err)
+		}
+		l, ok := socket.(*net.TCPListener)
+		if !ok {
+			_ = socket.Close()
+			return nil, fmt.Errorf("the inherited socket of %v is not one of TCP", address)
+		}
+		return l, nil
+	}
+	// Peers that are gone without a word are found by the idle timeout.
+	lc := net.ListenConfig{KeepAlive: -1}
+	lc.SetMultipathTCP(false)
+	if e.options.Transparent {
+		lc.Control = transparent
+	}
+	socket, err := lc.Listen(e.ctx, "tcp", address.String())
+	switch {
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return nil, fmt.Errorf("listen at %v: no interface has this address, and the process may not bind others", address)
+	case errors.Is(err, unix.EPERM):
+		return nil, fmt.Errorf("listen at %v: it needs the capability NET_ADMIN: %w", address, err)
+	case err != nil:
+		return nil, err
+	}
+	return socket.(*net.TCPListener), nil
+}
+
+// transparent lets a socket have an address that no interface has.
+func transparent(network, _ string, raw syscall.RawConn) error {
+	var err error
+	control := raw.Control(func(fd uintptr) {
+		if network == "tcp6" {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+		} else {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+		}
+	})
+	return errors.Join(control, os.NewSyscallError("setsockopt", err))
+}
+
+// acceptPause is how long to wait if the process has no descriptors left.
+const acceptPause = 50 * time.Millisecond
+
+// accept runs until the socket is closed.
+func (l *listener) accept() {
+	for {
+		raw, err := l.socket.AcceptTCP()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			l.counters.refused.Add(1)
+			l.engine.log.Warn("accepting a connection failed, retrying", "listener", l.state.Load().cfg.Name, "err", err, "in", acceptPause)
+			select {
+			case <-l.engine.ctx.Done():
+				return
+			case <-time.After(acceptPause):
+			}
+			continue
+		}
+		l.begin(raw)
+	}
+}
+
+// begin admits a connection if there is room, and serves it.
+func (l *listener) begin(raw *net.TCPConn) {
+	state := l.state.Load()
+	from, _ := raw.RemoteAddr().(*net.TCPAddr)
+	c := &conn{listener: l, raw: raw, client: unmapped(from.AddrPort())}
+	c.last.Store(time.Now().UnixNano())
+	if !l.admit(c, state.cfg.Limits) {
+		reset(raw)
+		return
+	}
+	l.counters.total.Add(1)
+	l.engine.conns.add(c)
+	if state.cfg.Protocol.Parsed() {
+		go c.serve(state) // as long as the connection lasts
+		return
+	}
+	e := l.engine
+	e.setups.do(e.ctx, &e.waiting, func() { c.serve(state) })
+}
+
+// admit counts a connection, unless there are too many already.
+func (l *listener) admit(c *conn, limits config.Limits) bool {
+	most, mostOfClient := limits.Connections, limits.ClientConnections
+	if most <= 0 {
+		most = config.DefaultConnections
+	}
+	if mostOfClient <= 0 {
+		mostOfClient = config.DefaultClientConnections
+	}
+	if l.counters.active.Add(1) > int64(most) {
+		l.counters.active.Add(-1)
+		l.counters.overLimit.Add(1)
+		return false
+	}
+	l.mu.Lock()
+	n := l.clients[c.client.Addr()]
+	if n < mostOfClient {
+		l.clients[c.client.Addr()] = n + 1
+	}
+	l.mu.Unlock()
+	if n >= mostOfClient {
+		l.counters.active.Add(-1)
+		l.counters.overClientLimit.Add(1)
+		return false
+	}
+	c.counted = c.client.Addr()
+	return true
+}
+
+// ended makes room again.
+func (l *listener) ended(c *conn) {
+	l.mu.Lock()
+	if n := l.clients[c.counted]; n > 1 {
+		l.clients[c.counted] = n - 1
+	} else {
+		delete(l.clients, c.counted)
+	}
+	l.mu.Unlock()
+	l.counters.active.Add(-1)
+}
+
+// stop accepts no more, and asks for the end of connections with requests. Others end when their endpoints have left the pool.
+func (l *listener) stop() {
+	_ = l.socket.Close()
+	l.stopWeb()
+}
+
+// reset closes a connection so that the peer sees that it failed.
+func reset(c stream) {
+	_ = c.SetLinger(0)
+	_ = c.Close()
+}
+
+func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

@@ -1,0 +1,224 @@
+package web
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"portal/internal/lb/config"
+)
+
+// unharmed sees that another client is served.
+func unharmed(t *testing.T, s *site) {
+	t.Helper()
+	c := s.dial()
+	defer c.Close()
+	if res, _ := s.ask(c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: a\r\n\r\n", "GET"); res.StatusCode != 200 {
+		t.Error("another client gets ", res.Status)
+	}
+}
+
+// A header that comes byte by byte ends after the time for headers, not after each byte's.
+func TestSlowHeader(t *testing.T) {
+	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) { l.Limits.HeaderTimeout = time.Second })
+	c := s.dial()
+	stop := make(chan struct{})
+	go func() {
+		defer close(stop)
+		io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n")
+		for i := 0; ; i++ {
+			if _, err := fmt.Fprintf(c, "X-%d: y\r\n", i); err != nil {
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}()
+	unharmed(t, s)
+	res, _ := s.response(bufio.NewReader(c), "GET")
+	if res.StatusCode != 408 {
+		t.Error(res.Status)
+	}
+	c.Close()
+	<-stop
+}
+
+func TestSlowBody(t *testing.T) {
+	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) { l.Limits.HeaderTimeout = time.Second })
+	for _, framing := range []string{"Content-Length: 1000000", "Transfer-Encoding: chunked"} {
+		c := s.dial()
+		stop := make(chan struct{})
+		go func() {
+			defer close(stop)
+			fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: a\r\n%s\r\n\r\n", framing)
+			for {
+				if _, err := io.WriteString(c, "1\r\na\r\n"); err != nil {
+					return
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+		}()
+		unharmed(t, s)
+		res, _ := s.response(bufio.NewReader(c), "POST")
+		if res.StatusCode != 408 {
+			t.Error(framing, res.Status)
+		}
+		c.Close()
+		<-stop
+	}
+}
+
+func TestIdleConnectionCloses(t *testing.T) {
+	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) { l.IdleTimeout = time.Second })
+	c := s.dial()
+	r := bufio.NewReader(c)
+	s.ask(c, r, "GET / HTTP/1.1\r\nHost: a\r\n\r\n", "GET")
+	if _, err := r.ReadByte(); err != io.EOF {
+		t.Error(err)
+	}
+	// One that never sends anything, too.
+	if _, err := s.dial().Read(make([]byte, 1)); err != io.EOF {
+		t.Error(err)
+	}
+}
+
+func TestStalledResponseEnds(t *testing.T) {
+	gone := make(chan struct{})
+	at := raw(t, func(_ int, c net.Conn, r *bufio.Reader) {
+		readHead(r)
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
+		r.ReadByte()
+		close(gone)
+	})
+	s := start(t, pool(at), func(_ *site, l *config.Listener) { l.IdleTimeout = time.Second })
+	c := s.dial()
+	r := bufio.NewReader(c)
+	io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	if _, err := readHead(r); err != nil {
+		t.Fatal(err)
+	}
+	if body, err := io.ReadAll(r); string(body) != "abc" {
+		t.Errorf("%q %v", body, err)
+	}
+	<-gone
+}
+
+// A client that does not read must not hold an endpoint for ever.
+func TestClientThatDoesNotRead(t *testing.T) {
+	gone := make(chan struct{})
+	at := raw(t, func(_ int, c net.Conn, r *bufio.Reader) {
+		defer close(gone)
+		readHead(r)
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+		piece := fmt.Sprintf("%x\r\n%s\r\n", 100_000, strings.Repeat("a", 100_000))
+		for {
+			if _, err := io.WriteString(c, piece); err != nil {
+				return
+			}
+		}
+	})
+	s := start(t, pool(at), func(_ *site, l *config.Listener) { l.IdleTimeout = time.Second })
+	c := s.dial()
+	io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	select {
+	case <-gone:
+	case <-time.After(patience):
+		t.Error("the endpoint is held")
+	}
+}
+
+func TestBodyLimit(t *testing.T) {
+	s := start(t, pool(handler(t, func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+	})), func(s *site, l *config.Listener) {
+		withTLS(s, l)
+		l.Limits.BodyBytes = 1000
+	})
+	for _, two := range []bool{false, true} {
+		for _, chunked := range []bool{false, true} {
+			for size, want := range map[int]int{1000: 200, 1001: 413, 100_000: 413} {
+				req, _ := http.NewRequest("POST", s.url("/"), strings.NewReader(strings.Repeat("a", size)))
+				if chunked {
+					req.ContentLength = -1
+				}
+				res, err := client(t, two).Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if res.StatusCode != want {
+					t.Errorf("HTTP/2 %v, chunked %v, %d bytes: %s; want %d", two, chunked, size, res.Status, want)
+				}
+			}
+		}
+	}
+}
+
+// A client that sends far more than it may still gets to read why.
+func TestRefusalIsReadable(t *testing.T) {
+	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) { l.Limits.BodyBytes = 1000 })
+	for range 20 {
+		c := s.dial()
+		go func() {
+			fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n", 5<<20)
+			c.Write(make([]byte, 5<<20))
+		}()
+		if res, _ := s.response(bufio.NewReader(c), "POST"); res.StatusCode != 413 {
+			t.Error(res.Status)
+		}
+		c.Close()
+	}
+	// Refusals of HEAD have no body.
+	c := s.dial()
+	r := bufio.NewReader(c)
+	io.WriteString(c, "HEAD / HTTP/1.1\r\nHost : a\r\n\r\n")
+	res, err := http.ReadResponse(r, &http.Request{Method: "HEAD"})
+	if err != nil || res.StatusCode != 400 {
+		t.Fatal(res, err)
+	}
+	if rest, err := io.ReadAll(r); len(rest) > 0 || err != nil {
+		t.Errorf("%q %v", rest, err)
+	}
+}
+
+func TestHeaderLimit(t *testing.T) {
+	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) { l.Limits.HeaderBytes = 40_000 })
+	for size, want := range map[int]int{20_000: 200, 39_000: 200, 41_000: 431} {
+		c := s.dial()
+		res, _ := s.ask(c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: a\r\nA: "+strings.Repeat("a", size)+"\r\n\r\n", "GET")
+		if res.StatusCode != want {
+			t.Errorf("%d bytes: %s; want %d", size, res.Status, want)
+		}
+	}
+}
+
+// Idle connections keep no buffers: they are counted in memory of this process, which is also the client.
+func TestIdleConnectionsAreSmall(t *testing.T) {
+	const n = 2000
+	s := start(t, pool(named(t, "a")))
+	used := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapInuse + m.StackInuse
+	}
+	before := used()
+	for range n {
+		c := s.dial()
+		if res, _ := s.ask(c, bufio.NewReaderSize(c, 512), "GET / HTTP/1.1\r\nHost: a\r\n\r\n", "GET"); res.StatusCode != 200 {
+			t.Fatal(res.Status)
+		}
+	}
+	each := (used() - before) / n
+	t.Logf("%d bytes for each of %d idle connections, with the client's part", each, n)
+	if each > slack*12<<10 {
+		t.Errorf("%d bytes for each", each)
+	}
+}

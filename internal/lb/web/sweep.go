@@ -1,0 +1,303 @@
+package web
+
+import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"portal/internal/lb/config"
+)
+
+// Time-outs are kept by one goroutine that looks at every connection from time to time, so that no read or write needs a timer of its own.
+const (
+	sweepInterval = 250 * time.Millisecond
+	// drainIdle is how long a connection of a draining listener may wait for another request: closing it at once would hit requests
+	// that are on their way.
+	drainIdle = 5 * time.Second
+	// leastRate is how many bytes of a body must come a second, on average, once the time for a header has passed.
+	leastRate = 256
+	// goneGrace is how long a client that has closed its sending side may still wait for the answer: it can't be distinguished
+	// from one that has gone.
+	goneGrace = time.Second
+	// endpointIdle is how long an unused connection to an endpoint is kept.
+	endpointIdle = 50 * time.Second
+)
+
+// phase is what a connection is doing.
+type phase int64
+
+const (
+	phaseIdle     phase = iota // waiting for a request
+	phaseHeader                // the request's first byte has come
+	phaseWaiting               // for the endpoint's answer
+	phaseResponse              // passing it on
+	phaseTunnel                // after an upgrade
+	phaseBusy                  // nothing is waited for
+
+	phaseFired phase = 7 // a time-out was found; why is in the reason. All bits are set, so that it can be put over any other
+)
+
+// reason is why the sweeper ended something.
+type reason int32
+
+const (
+	reasonNone reason = iota
+	reasonIdle
+	reasonHeader
+	reasonBody
+	reasonEndpoint
+	reasonGone
+	reasonStalled
+)
+
+// watch is what the sweeper sees of a connection or an HTTP/2 request.
+type watch struct {
+	server *Server
+	// state is the phase in the low 3 bits and the time of its begin, in one word: the sweeper fires only if nothing has changed since it looked.
+	state atomic.Int64
+	why   atomic.Int32
+	last  atomic.Int64 // when a byte passed, while a response or tunnel is going on
+	// bodySince is set while a body is read from the client, bodyBytes what has come of it.
+	bodySince, bodyBytes atomic.Int64
+
+	site func() *Site
+	// request ends when an HTTP/2 client cancels it; nil for connections of HTTP/1.
+	request context.Context
+	// draining is done when no other request is begun.
+	draining context.Context
+	client   net.Conn // nil for HTTP/2 requests: the library keeps their time-outs
+	raw      syscall.RawConn
+	// mu guards endpoint, which is interrupted if it takes too long.
+	mu       sync.Mutex
+	endpoint *endpointConn
+	cancel   func() // for endpoints that speak HTTP/2
+	drain    func() // tells an HTTP/2 client to go away
+	drained  bool
+}
+
+type watches struct {
+	mu  sync.Mutex
+	all map[*watch]struct{}
+}
+
+func (w *watches) add(one *watch) {
+	w.mu.Lock()
+	w.all[one] = struct{}{}
+	w.mu.Unlock()
+}
+
+func (w *watches) remove(one *watch) {
+	w.mu.Lock()
+	delete(w.all, one)
+	w.mu.Unlock()
+}
+
+// now is the time since the server's begin, in milliseconds.
+func (s *Server) now() int64 { return s.clock.Load() }
+
+// enter begins a phase. It returns false if a time-out ended the one before.
+func (w *watch) enter(p phase) bool {
+	old := w.state.Swap(w.server.now()<<3 | int64(p))
+	return phase(old&7) != phaseFired
+}
+
+// progress notes that bytes pass.
+func (w *watch) progress() { w.last.Store(w.server.now()) }
+
+func (w *watch) reason() reason { return reason(w.why.Load()) }
+
+func (w *watch) setEndpoint(e *endpointConn) {
+	w.mu.Lock()
+	w.endpoint = e
+	w.mu.Unlock()
+}
+
+func (w *watch) setCancel(cancel func()) {
+	w.mu.Lock()
+	w.cancel = cancel
+	w.mu.Unlock()
+}
+
+// past is a deadline that is over.
+var past = time.Unix(1, 0)
+
+// fire ends what w waits for, if that is still what it was when the sweeper looked.
+func (w *watch) fire(seen int64, why reason) {
+	w.why.Store(int32(why))
+	if !w.state.CompareAndSwap(seen, seen|int64(phaseFired)) {
+		w.why.Store(int32(reasonNone))
+		return
+	}
+	w.interrupt(why)
+}
+
+func (w *watch) interrupt(why reason) {
+	if w.client != nil {
+		switch why {
+		case reasonIdle, reasonHeader, reasonBody:
+			w.client.SetReadDeadline(past)
+		case reasonStalled, reasonGone:
+			w.client.SetDeadline(past)
+		}
+	}
+	if why == reasonIdle || why == reasonHeader {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.endpoint != nil {
+		w.endpoint.nc.SetDeadline(past)
+	}
+	if w.cancel != nil {
+		w.cancel()
+	}
+}
+
+// sweep looks at everything once.
+func (s *Server) sweep() {
+	now := time.Since(s.began).Milliseconds()
+	s.clock.Store(now)
+	s.watched.mu.Lock()
+	all := make([]*watch, 0, len(s.watched.all))
+	for w := range s.watched.all {
+		all = append(all, w)
+	}
+	s.watched.mu.Unlock()
+	for _, w := range all {
+		w.check(now)
+	}
+	s.conns.Range(func(key, value any) bool {
+		conns := value.(*endpointConns)
+		left := !conns.endpoint.LeftAt().IsZero()
+		if conns.closeIdle(now-endpointIdle.Milliseconds(), left) && left {
+			s.conns.Delete(key)
+		}
+		return true
+	})
+}
+
+// check looks for time-outs of one.
+func (w *watch) check(now int64) {
+	listener := w.site().Listener
+	seen := w.state.Load()
+	since := now - seen>>3
+	idle := orDefault(listener.IdleTimeout, config.DefaultIdleTimeout).Milliseconds()
+	header := orDefault(listener.Limits.HeaderTimeout, config.DefaultHeaderTimeout).Milliseconds()
+	if w.drains() && w.drain != nil && !w.drained {
+		w.drained = true
+		w.drain()
+	}
+	if begun := w.bodySince.Load(); begun != 0 {
+		took := now - begun
+		quiet := now - w.last.Load()
+		if quiet > idle || took > header && w.bodyBytes.Load() < (took-header)*leastRate/1000 {
+			w.fire(seen, reasonBody)
+			return
+		}
+	}
+	switch phase(seen & 7) {
+	case phaseIdle:
+		if since > idle || w.drains() && since > drainIdle.Milliseconds() {
+			w.fire(seen, reasonIdle)
+		}
+	case phaseHeader:
+		if since > header {
+			w.fire(seen, reasonHeader)
+		}
+	case phaseWaiting:
+		limit := orDefault(listener.Limits.RequestTimeout, config.DefaultRequestTimeout).Milliseconds()
+		switch {
+		case w.bodySince.Load() == 0 && since > limit:
+			w.fire(seen, reasonEndpoint)
+		case since > w.grace() && w.clientGone():
+			w.fire(seen, reasonGone)
+		}
+	case phaseResponse, phaseTunnel:
+		switch {
+		case min(since, now-w.last.Load()) > idle:
+			w.fire(seen, reasonStalled)
+		case phase(seen&7) == phaseResponse && since > w.grace() && w.clientGone():
+			w.fire(seen, reasonGone)
+		case w.endpointLeft():
+			w.fire(seen, reasonStalled)
+		}
+	}
+}
+
+func (w *watch) drains() bool { return w.draining.Err() != nil }
+
+// endpointLeft says whether the endpoint has left its pool for longer than connections to it may last.
+func (w *watch) endpointLeft() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.endpoint == nil || w.endpoint.owner == nil {
+		return false
+	}
+	left := w.endpoint.owner.endpoint.LeftAt()
+	if left.IsZero() {
+		return false
+	}
+	draining := w.endpoint.owner.config().Draining
+	if draining == 0 {
+		draining = config.DefaultDraining
+	}
+	return time.Since(left) > draining
+}
+
+// grace is how long a client that seems to have gone may still wait.
+func (w *watch) grace() int64 {
+	if w.request != nil {
+		return 0 // a cancelled request is no guess
+	}
+	return goneGrace.Milliseconds()
+}
+
+// clientGone says whether the client has closed its end. One that closes only its sending side counts as gone, as with nginx.
+func (w *watch) clientGone() bool {
+	if w.request != nil {
+		return w.request.Err() != nil
+	}
+	if w.raw == nil {
+		return false
+	}
+	gone := false
+	w.raw.Control(func(fd uintptr) {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(poll, 0)
+		gone = err == nil && n > 0 && poll[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+	})
+	return gone
+}
+
+// rawOf returns the descriptor below a connection, or nil.
+func rawOf(nc net.Conn) syscall.RawConn {
+	for {
+		switch c := nc.(type) {
+		case syscall.Conn:
+			raw, err := c.SyscallConn()
+			if err != nil {
+				return nil
+			}
+			return raw
+		case interface{ NetConn() net.Conn }:
+			nc = c.NetConn()
+		default:
+			return nil
+		}
+	}
+}
+
+// refresh begins the time of a phase anew, if it is the present one.
+func (w *watch) refresh(p phase) {
+	for {
+		seen := w.state.Load()
+		if phase(seen&7) != p || w.state.CompareAndSwap(seen, w.server.now()<<3|int64(p)) {
+			return
+		}
+	}
+}

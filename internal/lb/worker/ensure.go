@@ -1,0 +1,184 @@
+package worker
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options are those of Ensure.
+type Options struct {
+	// Dir is the worker's folder.
+	Dir string
+	// Identity is that of this binary. A worker with another one is replaced.
+	Identity string
+	// Program and Args start a worker; Program is empty for this binary. The process must call Serve with the same folder and identity,
+	// and Ready as its option of that name.
+	Program string
+	Args    []string
+	Env     []string // besides this process's
+	Log     *slog.Logger
+}
+
+// readyVariable has the descriptor on which a worker that was started says that it is ready.
+const readyVariable = "PORTAL_LB_READY_FD"
+
+const (
+	logFile = "log"
+	// logMost is how large the log may be when a worker starts: then it begins anew.
+	logMost = 8 << 20
+	// startPatience is how long a worker may take to be ready; it may have to take over thousands of sockets.
+	startPatience = 60 * time.Second
+)
+
+// Ensure returns the worker of the folder. It adopts one that runs, replaces one of another binary without a connection being lost,
+// and starts one if there is none.
+func Ensure(ctx context.Context, o Options) (*Client, error) {
+	dir, err := openDir(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	c := newClient(dir)
+	if err := c.ensure(ctx, o); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Client) ensure(ctx context.Context, o Options) error {
+	unlock, err := c.dir.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	state, err := c.State(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err == nil && state.Identity == o.Identity && !state.Handing:
+		o.Log.Info("adopting the balancing process that runs", "pid", state.PID, "connections", state.Connections)
+		return c.attach(ctx)
+	case err == nil:
+		o.Log.Info("replacing the balancing process by one of this version", "pid", state.PID, "its", state.Identity, "ours", o.Identity)
+	}
+	// The connection to the one that is replaced must not be used again.
+	c.http.CloseIdleConnections()
+	if err := start(ctx, o); err != nil {
+		return fmt.Errorf("start the balancing process: %w", err)
+	}
+	return c.attach(ctx)
+}
+
+// lock keeps two agents from starting a worker each.
+func (d *folder) lock(ctx context.Context) (func(), error) {
+	f, err := os.OpenFile(d.name("lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = f.Close()
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// start starts a worker that outlives this process, and waits until it is ready.
+func start(ctx context.Context, o Options) error {
+	path := filepath.Join(o.Dir, logFile)
+	flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
+	if info, err := os.Stat(path); err == nil && info.Size() > logMost {
+		flags |= os.O_TRUNC
+	}
+	log, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	began, _ := log.Seek(0, 2)
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	defer w.Close()
+	program := o.Program
+	if program == "" {
+		program = "/proc/self/exe" // also if the file has been replaced meanwhile
+	}
+	cmd := exec.Command(program, o.Args...)
+	cmd.Dir, cmd.Env = "/", append(append(os.Environ(), o.Env...), readyVariable+"=3")
+	// What it logs must not go where only this process listens: it will be gone.
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	_ = w.Close()
+	go func() { _ = cmd.Wait() }() // so that it is no zombie if it ends before this process does
+	ready := make(chan error, 1)
+	go func() {
+		_, err := bufio.NewReader(r).ReadString('\n')
+		ready <- err
+	}()
+	late, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	select {
+	case err = <-ready:
+		if err == nil {
+			return nil
+		}
+		return fmt.Errorf("it ended: %s", lastLine(path, began))
+	case <-late.Done():
+		_ = cmd.Process.Kill()
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return fmt.Errorf("it was not ready within %v: %s", startPatience, lastLine(path, began))
+	}
+}
+
+// lastLine is what a worker logged last.
+func lastLine(path string, from int64) string {
+	data, err := os.ReadFile(path)
+	if err != nil || int64(len(data)) <= from {
+		return "it logged nothing"
+	}
+	text := strings.TrimSpace(string(data[from:]))
+	return text[strings.LastIndexByte(text, '\n')+1:]
+}
+
+// Ready says to the process that started this one that the worker is ready, if there is one that waits.
+func Ready() {
+	fd, err := strconv.Atoi(os.Getenv(readyVariable))
+	if err != nil {
+		return
+	}
+	_ = os.Unsetenv(readyVariable)
+	f := os.NewFile(uintptr(fd), "ready")
+	_, _ = f.WriteString("ready\n")
+	_ = f.Close()
+}
