@@ -70,32 +70,9 @@ func labKubectl(t *testing.T, l *lab.Lab, manifest string, args ...string) strin
 
 // backends is a Service with Pods behind it, all on one node.
 func backends(name, node string, replicas int) string {
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Service
-metadata: {name: %[1]s}
-spec:
-  type: NodePort
-  selector: {app: %[1]s}
-  ports: [{port: 80, targetPort: 9376}]
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: %[1]s}
-spec:
-  replicas: %[3]d
-  selector: {matchLabels: {app: %[1]s}}
-  template:
-    metadata: {labels: {app: %[1]s}}
-    spec:
-      nodeSelector: {kubernetes.io/hostname: %[2]s}
-      tolerations: [{operator: Exists}]
-      containers:
-      - name: backend
-        image: portal
-        args: [echo, --listen, ":9376"]
-        readinessProbe: {httpGet: {port: 9376}, periodSeconds: 1}
-`, name, node, replicas)
+	return serviceManifest(name, "NodePort", name, "") + workload{
+		name: name, replicas: replicas, pod: "nodeSelector: {kubernetes.io/hostname: " + node + "}\ntolerations: [{operator: Exists}]",
+	}.String()
 }
 
 // TestLab: in a lab of two nodes, a Service with Pods on one of them answers by cluster IP, by name and by node port; a client outside

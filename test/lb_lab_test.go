@@ -30,34 +30,7 @@ const (
 
 // exposed is a Deployment and a Service of type LoadBalancer in front of it.
 func exposed(name, spec string, replicas int) string {
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Service
-metadata: {name: %[1]s}
-spec:
-  type: LoadBalancer
-  ipFamilyPolicy: PreferDualStack
-  selector: {app: %[1]s}
-  ports: [{port: 80, targetPort: 9376}]
-%[2]s
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: %[1]s}
-spec:
-  replicas: %[3]d
-  selector: {matchLabels: {app: %[1]s}}
-  template:
-    metadata: {labels: {app: %[1]s}}
-    spec:
-      topologySpreadConstraints:
-      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: %[1]s}}}
-      containers:
-      - name: backend
-        image: portal
-        args: [echo, --listen, ":9376"]
-        readinessProbe: {httpGet: {port: 9376}, periodSeconds: 1, timeoutSeconds: 5}
-`, name, spec, replicas)
+	return serviceManifest(name, "LoadBalancer", name, "ipFamilyPolicy: PreferDualStack\n"+spec) + workload{name: name, replicas: replicas, pod: spread(name)}.String()
 }
 
 // ingressOf waits until a Service has an address of each family that it should have, and returns them.
@@ -173,7 +146,7 @@ func TestLabLoadBalancer(t *testing.T) {
 
 // localPolicy: with externalTrafficPolicy Local only the node with the Pod answers, and the Pod sees the client's address.
 func localPolicy(t *testing.T, l *lab.Lab, nodes map[string]string) {
-	labKubectl(t, l, exposed("local", "  externalTrafficPolicy: Local", 1), "apply")
+	labKubectl(t, l, exposed("local", "externalTrafficPolicy: Local", 1), "apply")
 	addrs := ingressOf(t, l, "local", 2)
 	deployed(t, l, "local", 2*time.Minute)
 	for i, client := range []string{"203.0.113.10", "fd00:113::a"} {
@@ -285,7 +258,6 @@ metadata:
   annotations:
     service.beta.kubernetes.io/aws-load-balancer-backend-protocol: (https|http|ssl|tcp)
     service.beta.kubernetes.io/aws-load-balancer-conection-idle-timeout: "60"
-    service.beta.kubernetes.io/aws-load-balancer-proxy-protocol: "*"
 spec: {type: LoadBalancer, loadBalancerIP: 78.11.24.19, ports: [{port: 80}]}
 ---
 apiVersion: v1
@@ -297,7 +269,6 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
 	eventWith(t, l, "words", controller.AddressIgnored, "spec.loadBalancerIP: 78.11.24.19")
 	eventWith(t, l, "words", "InvalidAnnotation", "https, http, ssl or tcp")
 	eventWith(t, l, "words", "UnknownAnnotation", "conection-idle-timeout")
-	eventWith(t, l, "words", controller.Unsupported, "PROXY protocol")
 	if got := ingressOf(t, l, "inside", 1)[0].String(); got != "192.168.100.250" {
 		t.Errorf("inside has %s", got)
 	}

@@ -35,7 +35,7 @@ func balancerLeaders(t *testing.T, api *harness.API) {
 		n := len(status)
 		status = append(status, fmt.Sprint("127.0.0.1:", harness.FreePort()))
 		p, err := harness.Start(dir, fmt.Sprint("lb", n), harness.Portal(), "lb", "--kubeconfig", api.Kubeconfig, "--hostname-override", fmt.Sprint("m", n),
-			"--announce", "none", "--metrics-bind-address", status[n], "--pool", "192.0.2.1-192.0.2.20")
+			"--announce", "none", "--metrics-bind-address", status[n], "--pool", "198.51.100.1-198.51.100.20")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +150,7 @@ func TestLoadBalancerJoins(t *testing.T) {
 	api := startPortal(t)
 	client := connect(t, api.Kubeconfig)
 	dir := t.TempDir()
-	args := append(joinCommand(t, api, "lb"), "--data-dir", filepath.Join(dir, "identity"), "--hostname-override", "m1", "--announce", "none", "--metrics-bind-address", "", "--pool", "192.0.2.1")
+	args := append(joinCommand(t, api, "lb"), "--data-dir", filepath.Join(dir, "identity"), "--hostname-override", "m1", "--announce", "none", "--metrics-bind-address", "", "--pool", "198.51.100.1")
 	p, err := harness.Start(dir, "lb", harness.Portal(), args...)
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +167,7 @@ func TestLoadBalancerJoins(t *testing.T) {
 		if err != nil {
 			return err.Error()
 		}
-		if in := svc.Status.LoadBalancer.Ingress; len(in) != 1 || in[0].IP != "192.0.2.1" {
+		if in := svc.Status.LoadBalancer.Ingress; len(in) != 1 || in[0].IP != "198.51.100.1" {
 			return fmt.Sprint(in, p.Tail())
 		}
 		return ""

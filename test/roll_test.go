@@ -27,38 +27,11 @@ const rollExternalIP = "198.51.100.7"
 
 // rollable is a Service with Pods behind it on several nodes.
 func rollable(name string, replicas int, nodes ...string) string {
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Service
-metadata: {name: %[1]s}
-spec:
-  type: NodePort
-  selector: {app: %[1]s}
-  ports: [{port: 80, targetPort: 9376}]
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: %[1]s}
-spec:
-  replicas: %[2]d
-  strategy: {rollingUpdate: {maxSurge: 25%%, maxUnavailable: 0}}
-  selector: {matchLabels: {app: %[1]s}}
-  template:
-    metadata: {labels: {app: %[1]s}}
-    spec:
-      affinity:
-        nodeAffinity:
-          requiredDuringSchedulingIgnoredDuringExecution:
-            nodeSelectorTerms:
-            - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[3]s]}]
-      topologySpreadConstraints:
-      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: %[1]s}}}
-      containers:
-      - name: backend
-        image: portal
-        args: [echo, --listen, ":9376"]
-        readinessProbe: {httpGet: {port: 9376}, periodSeconds: 1, timeoutSeconds: 5}
-`, name, replicas, strings.Join(nodes, ", "))
+	on := "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [" +
+		strings.Join(nodes, ", ") + "]}]}]}}}\n"
+	return serviceManifest(name, "NodePort", name, "") + workload{
+		name: name, replicas: replicas, spec: "strategy: {rollingUpdate: {maxSurge: 25%, maxUnavailable: 0}}", pod: on + spread(name),
+	}.String()
 }
 
 // deployed waits until all Pods of a Deployment are of its present template, available, and alone.

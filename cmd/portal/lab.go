@@ -49,8 +49,11 @@ func (o *labOptions) run(cmd *cobra.Command) error {
 	if err := o.Validate(); err != nil {
 		return usageError{err}
 	}
-	if _, err := (&balancerOptions{prefix: "load-balancer-", pools: o.BalancerPools, announce: announceL2}).read(); err != nil {
+	if _, err := (&balancerOptions{prefix: "load-balancer-", pools: o.BalancerPools, announce: []string{announceL2}, onStop: onStopWithdraw}).read(); err != nil {
 		return usageError{err}
+	}
+	if unix.Geteuid() != 0 {
+		return errors.New("run this as root: it makes namespaces")
 	}
 	out := cmd.OutOrStdout()
 	began := time.Now()

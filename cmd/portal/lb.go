@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,6 +21,7 @@ import (
 	"portal/internal/instance"
 	"portal/internal/lb"
 	"portal/internal/lb/announce"
+	"portal/internal/lb/bgp"
 	"portal/internal/lb/controller"
 	"portal/internal/lb/pool"
 )
@@ -31,6 +34,7 @@ type lbOptions struct {
 	class               string
 	onlyClass           bool
 	metrics             string
+	cleanup             bool
 	join                joinOptions
 	logs                logOptions
 }
@@ -39,13 +43,20 @@ type lbOptions struct {
 type balancerOptions struct {
 	prefix     string
 	pools      []string
-	announce   string
+	announce   []string
 	interfaces []string
+	balancingOptions
+	peers  []string
+	onStop string
 }
 
 const (
 	announceL2   = "l2"
+	announceBGP  = "bgp"
 	announceNone = "none"
+
+	onStopWithdraw = "withdraw"
+	onStopKeep     = "keep"
 
 	// balancerRetry is how long a balancer beside other parts stays down after it failed.
 	balancerRetry = 5 * time.Second
@@ -55,12 +66,26 @@ func (o *balancerOptions) addFlags(f *pflag.FlagSet, prefix, without string) {
 	o.prefix = prefix
 	f.StringArrayVar(&o.pools, prefix+"pool", nil, "addresses for Services of type LoadBalancer: [NAME=]RANGE,…[;internal][;manual][;namespaces=A,…][;namespace-selector=S][;service-selector=S], "+
 		"where a RANGE is an address, a prefix or FIRST-LAST; may be repeated"+without)
-	f.StringVar(&o.announce, prefix+"announce", announceL2, "how packets to these addresses come to this machine: l2 (it answers ARP and neighbour discovery for those that are its own) or none")
+	f.StringSliceVar(&o.announce, prefix+"announce", []string{announceL2}, "how packets to these addresses come to this machine: l2 (it answers ARP and neighbour discovery for those that are its own), "+
+		"bgp (it announces those that it may serve to routers), l2,bgp or none")
 	f.StringSliceVar(&o.interfaces, prefix+"interface", nil, "interfaces to announce addresses on; default: those of the address's network, or of the default route")
+	o.balancingOptions.addFlags(f, prefix)
+	f.StringArrayVar(&o.peers, prefix+"bgp-peer", nil, "a router to announce addresses to by BGP: ADDRESS[;as=N][;local-as=N][;port=N][;password-file=FILE][;multihop=N][;node-selector=S]"+
+		"[;hold-time=9s][;source=ADDRESS][;graceful-restart=120s][;bfd[=300ms]]; may be repeated; more are in the ConfigMap "+lb.Namespace+"/"+lb.PoolsName)
+	f.StringVar(&o.onStop, prefix+"bgp-on-stop", onStopWithdraw, "what becomes of routes at routers when this process is stopped: withdraw; or keep: they stay until graceful-restart ends, for a process that follows")
 }
+
+// announces says whether addresses are announced in a way.
+func (o *balancerOptions) announces(way string) bool { return slices.Contains(o.announce, way) }
+
+// balances says whether this machine ends connections.
+func (o *balancerOptions) balances() bool { return o.on(!o.announces(announceNone)) }
 
 // read checks the flags, naming the one that is wrong.
 func (o *balancerOptions) read() (pool.Set, error) {
+	if _, err := o.readPeers(); err != nil {
+		return nil, err
+	}
 	var set pool.Set
 	for _, text := range o.pools {
 		p, err := pool.ParseFlag(text)
@@ -72,15 +97,37 @@ func (o *balancerOptions) read() (pool.Set, error) {
 	if err := set.Validate(); err != nil {
 		return nil, fmt.Errorf("--%spool: %w", o.prefix, err)
 	}
-	switch {
-	case o.announce == "bgp":
-		return nil, fmt.Errorf("--%sannounce bgp: this version has no BGP; l2 or none", o.prefix)
-	case o.announce != announceL2 && o.announce != announceNone:
-		return nil, fmt.Errorf("--%sannounce: %q is not one of l2, none", o.prefix, o.announce)
-	case o.announce == announceNone && len(o.interfaces) > 0:
-		return nil, fmt.Errorf("--%sinterface: needs --%sannounce l2", o.prefix, o.prefix)
+	for _, way := range o.announce {
+		if way != announceL2 && way != announceBGP && way != announceNone {
+			return nil, fmt.Errorf("--%sannounce: %q is not one of l2, bgp, none", o.prefix, way)
+		}
 	}
-	return set, nil
+	switch {
+	case len(o.announce) == 0 || o.announces(announceNone) && len(o.announce) > 1:
+		return nil, fmt.Errorf("--%sannounce: %q is not one of l2, bgp, l2,bgp, none", o.prefix, strings.Join(o.announce, ","))
+	case !o.announces(announceL2) && len(o.interfaces) > 0:
+		return nil, fmt.Errorf("--%sinterface: needs --%sannounce l2", o.prefix, o.prefix)
+	case !o.announces(announceBGP) && len(o.peers) > 0:
+		return nil, fmt.Errorf("--%sbgp-peer: needs --%sannounce bgp", o.prefix, o.prefix)
+	case o.onStop != onStopWithdraw && o.onStop != onStopKeep:
+		return nil, fmt.Errorf("--%sbgp-on-stop: %q is not one of withdraw, keep", o.prefix, o.onStop)
+	}
+	return set, o.validate(o.prefix)
+}
+
+// readPeers checks the flags of BGP.
+func (o *balancerOptions) readPeers() (out []bgp.Peer, err error) {
+	for _, text := range o.peers {
+		p, err := bgp.ParseFlag(text)
+		if err != nil {
+			return nil, fmt.Errorf("--%sbgp-peer %q: %w", o.prefix, text, err)
+		}
+		out = append(out, p)
+	}
+	if err := bgp.Validate(out); err != nil {
+		return nil, fmt.Errorf("--%sbgp-peer: %w", o.prefix, err)
+	}
+	return out, nil
 }
 
 func newLBCommand() *cobra.Command {
@@ -89,7 +136,8 @@ func newLBCommand() *cobra.Command {
 		Use:   "lb",
 		Short: "Give Services of type LoadBalancer an address, and announce it to the network",
 		Long: `Give Services of type LoadBalancer addresses from pools, and announce these on the network. Run it on every node that a proxy
-(portal proxy or kube-proxy) runs on: one of them, the leader, gives addresses, and for each address one of them answers.`,
+(portal proxy or kube-proxy) runs on: one of them, the leader, gives addresses. For each address one of them answers, or, by BGP, all that may
+serve it announce it to routers.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -102,7 +150,10 @@ func newLBCommand() *cobra.Command {
 	f.StringVar(&o.class, "load-balancer-class", controller.DefaultClass, "spec.loadBalancerClass of the Services to serve")
 	f.BoolVar(&o.onlyClass, "only-class", false, "leave Services without a class to others")
 	f.StringVar(&o.metrics, "metrics-bind-address", "127.0.0.1:10261", "address:port of /metrics, /health and /ready; empty: none")
+	f.StringVar(&o.balancers.dir, "run-dir", "", "folder of the balancing process (default: "+o.balancers.folder()+")")
+	f.BoolVar(&o.cleanup, "cleanup", false, "remove what leads packets to the balancing process on this machine, stop that process, and exit")
 	o.logs.addFlags(f)
+	cmd.AddCommand(newLBPoliciesCommand(), newLBWorkerCommand())
 	return cmd
 }
 
@@ -110,6 +161,9 @@ func (o *lbOptions) run(cmd *cobra.Command) error {
 	log, err := o.logs.setup(cmd.Context(), cmd.ErrOrStderr(), slog.LevelInfo)
 	if err != nil {
 		return usageError{err}
+	}
+	if o.cleanup {
+		return o.balancers.cleanUp(cmd.Context(), log)
 	}
 	options, err := o.options(log)
 	if err != nil {
@@ -134,7 +188,7 @@ func (o *lbOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	collectAt(garbage)
-	return serveBalancer(ctx, options, o.metrics)
+	return serveBalancer(ctx, options, &o.balancers, o.metrics)
 }
 
 // options checks the flags, naming the one that is wrong.
@@ -165,20 +219,28 @@ func (o *lbOptions) options(log *slog.Logger) (out lb.Options, err error) {
 }
 
 func (o *balancerOptions) apply(out *lb.Options) {
-	out.Layer2, out.Interfaces, out.Times = o.announce == announceL2, o.interfaces, announce.DefaultTimes
+	out.Layer2, out.Interfaces, out.Times = o.announces(announceL2), o.interfaces, announce.DefaultTimes
+	out.BGP, out.KeepOnStop = o.announces(announceBGP), o.onStop == onStopKeep
+	out.Peers, _ = o.readPeers() // validated
 }
 
 // mayAnnounce says what is missing to announce addresses, if that is wanted.
 func (o *balancerOptions) mayAnnounce() error {
-	if len(o.pools) == 0 && o.prefix != "" || o.announce != announceL2 || mayAdminister() == nil {
+	if len(o.pools) == 0 && o.prefix != "" || mayAdminister() == nil {
 		return nil
 	}
-	return fmt.Errorf("to announce addresses, run this as root or with the capabilities NET_RAW and NET_ADMIN; or give --%sannounce none", o.prefix)
+	switch {
+	case o.announces(announceL2):
+		return fmt.Errorf("to announce addresses, run this as root or with the capabilities NET_RAW and NET_ADMIN; or give --%sannounce none", o.prefix)
+	case o.balances():
+		return fmt.Errorf("to balance connections, run this as root or with the capability NET_ADMIN; or give --%sbalancing off", o.prefix)
+	}
+	return nil
 }
 
 // serveBalancer runs a balancer, and serves its metrics at an address if there is one.
-func serveBalancer(ctx context.Context, options lb.Options, metrics string) error {
-	if options.Layer2 {
+func serveBalancer(ctx context.Context, options lb.Options, balancers *balancerOptions, metrics string) error {
+	if options.Layer2 || options.BGP || balancers.balances() {
 		lock, err := instance.Acquire(ctx, instance.LB, instance.DefaultPatience, func(h instance.Holder) {
 			options.Log.Info("another load balancer announces addresses in this network namespace, waiting for it to end", "holder", h.String(), "upTo", instance.DefaultPatience)
 		})
@@ -191,6 +253,16 @@ func serveBalancer(ctx context.Context, options lb.Options, metrics string) erro
 	if options.Identity, err = controllers.NewIdentity(); err != nil {
 		return err
 	}
+	var gatherers prometheus.Gatherers
+	if balancers.balances() {
+		balancing, metrics, stop, err := balancers.start(options.Log)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		options.Balancing = balancing
+		gatherers = append(gatherers, metrics)
+	}
 	b, err := lb.New(options)
 	if err != nil {
 		return err
@@ -198,7 +270,7 @@ func serveBalancer(ctx context.Context, options lb.Options, metrics string) erro
 	if metrics != "" {
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), b)
-		status, err := newStatusServer(metrics, registry, b.Ready)
+		status, err := newStatusServer(metrics, append(gatherers, registry), b.Ready)
 		if err != nil {
 			return usageError{fmt.Errorf("--metrics-bind-address: %w", err)}
 		}
@@ -219,9 +291,11 @@ func (o *partOptions) startBalancer(ctx context.Context, log *slog.Logger, node 
 	options := lb.Options{Config: config, Node: node, Class: controller.DefaultClass, Unclassed: true, Log: log}
 	options.Pools, _ = o.balancers.read() // validated
 	o.balancers.apply(&options)
+	o.balancing.Add(1)
 	beside.Go(func() {
+		defer o.balancing.Done()
 		for wait(ctx, 0) {
-			err := serveBalancer(ctx, options, "")
+			err := serveBalancer(ctx, options, &o.balancers, "")
 			if ctx.Err() != nil {
 				return
 			}

@@ -168,6 +168,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	if may.noProxy == "" {
 		options.Drained = running.drained
 	}
+	options.Stream.State = nodeState(options, &running, may)
 	options.DNS = o.parts.nodeDNS(cmd, log, who.dns, options.ClusterDomain, may)
 	agent, err := node.New(options)
 	if err != nil {
@@ -186,6 +187,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	} else if o.parts.proxy != "none" {
 		log.Warn("the proxy does not run", "why", may.noProxy)
 	}
+	o.parts.balancers.dir = filepath.Join(options.DataDir, "balancing")
 	o.parts.startBalancer(ctx, log, options.Name, who.lb, &beside)
 	return agent.Run(ctx)
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,6 +29,8 @@ type partOptions struct {
 	healthz           string
 	conntrack         conntrack.Limits
 	balancers         balancerOptions
+	// balancing ends when the balancer has ended: it announces nothing any more.
+	balancing sync.WaitGroup
 }
 
 func (o *partOptions) addFlags(f *pflag.FlagSet, dnsAuto, sysctls string) {

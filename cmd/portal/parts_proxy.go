@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -14,6 +16,9 @@ import (
 	"k8s.io/client-go/rest"
 
 	"portal/internal/intent"
+	"portal/internal/node"
+	"portal/internal/node/runtime/shim"
+	"portal/internal/nodereport"
 	"portal/internal/proxy"
 )
 
@@ -30,6 +35,11 @@ type runningProxy struct{ atomic.Pointer[proxy.Proxy] }
 func (r *runningProxy) drained(service intent.Key, addrs []netip.Addr) bool {
 	p := r.Load()
 	return p == nil || p.Drained(service, addrs)
+}
+
+// nodeState is what a node reports about itself when it is asked.
+func nodeState(o node.Options, running *runningProxy, may *parts) http.Handler {
+	return nodereport.Source{Node: o.Name, PodsDir: filepath.Join(o.DataDir, "pods"), PIDFile: shim.PIDFile, Proxy: running.Load, NoProxy: may.noProxy, Zone: o.ClusterDomain}
 }
 
 // firstSync is how long `portal up` waits for the proxy before it says that it is up.
@@ -78,7 +88,8 @@ func (o *partOptions) startProxy(ctx context.Context, log *slog.Logger, s proxyS
 			err = options.serve(ctx, log, config, modes, s.api, report)
 		}
 		if s.temporary {
-			// No rules and settings are left behind: the machine is as it was before.
+			// No rules and settings are left behind: the machine is as it was before. They go when packets come here no longer.
+			o.balancing.Wait()
 			cleanup, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			err = errors.Join(err, proxy.Cleanup(cleanup, modes), options.sysctls.Restore())

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -27,7 +28,7 @@ type upOptions struct {
 
 func newUpCommand() *cobra.Command {
 	o := upOptions{server: server.DefaultOptions()}
-	o.server.OnConnections = collectByConnections()
+	o.server.OnLoad = collectByLoad()
 	if dir := userDataDir(); dir != "" {
 		o.server.DataDir = dir
 	}
@@ -121,12 +122,13 @@ func (o *upOptions) start(cmd *cobra.Command, log *slog.Logger, info server.Info
 		proxy = o.startProxy(cmd.Context(), log, info, beside)
 	}
 	if machine, err := machineName(""); err == nil {
+		o.parts.balancers.dir, o.parts.balancers.ephemeral = filepath.Join(o.server.DataDir, "balancing"), true
 		o.parts.startBalancer(cmd.Context(), log, machine, info.As(identity.LB.User(machine), identity.LB.Group()), beside)
 	}
 	if cmd.Context().Err() != nil {
 		return nil
 	}
-	return welcome(cmd.OutOrStdout(), info, pods, proxy, dns)
+	return welcome(cmd.OutOrStdout(), info, pods, proxy, dns, o.parts.balancers.pools)
 }
 
 // startDNS runs the DNS server beside the API. Its failure leaves the rest running.

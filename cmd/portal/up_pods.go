@@ -131,6 +131,7 @@ func (o *upOptions) startPods(cmd *cobra.Command, log *slog.Logger, info server.
 	if may.noProxy == "" {
 		options.Drained = o.running.drained
 	}
+	options.Stream.State = nodeState(options, &o.running, may)
 	agent, err := node.New(options)
 	if err != nil {
 		return fail(err)

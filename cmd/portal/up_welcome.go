@@ -26,7 +26,7 @@ var (
 const examplePort = "8080"
 
 // welcome prints where things are, and commands that end in an answer from a Service.
-func welcome(out io.Writer, info server.Info, pods upPods, proxy partProxy, dns *upDNS) error {
+func welcome(out io.Writer, info server.Info, pods upPods, proxy partProxy, dns *upDNS, pools []string) error {
 	where, try := "none", []string{
 		"export KUBECONFIG=" + info.Kubeconfig,
 		"portal kubectl get services --all-namespaces",
@@ -50,17 +50,27 @@ func welcome(out io.Writer, info server.Info, pods upPods, proxy partProxy, dns 
 	}
 	_, err = fmt.Fprintf(out, `Portal is up.
   API         https://%s
+  console     %s
   Pods        %s
   proxy       %s
   DNS         %s
+  balancers   %s
   kubeconfig  %s
 
 Try, in another terminal:
   %s
 
 %s; what was created stays in %s.
-`, info.Address, pods, proxy, where, info.Kubeconfig, strings.Join(try, "\n  "), ending, info.DataDir)
+`, info.Address, info.Console, pods, proxy, where, balancersLine(pools), info.Kubeconfig, strings.Join(try, "\n  "), ending, info.DataDir)
 	return err
+}
+
+// balancersLine says what becomes of Services of type LoadBalancer.
+func balancersLine(pools []string) string {
+	if len(pools) == 0 {
+		return "none: Services of type LoadBalancer stay pending; --load-balancer-pool gives them addresses"
+	}
+	return "addresses of " + strings.Join(pools, " and ")
 }
 
 // tryExample writes a manifest of a Service and returns the commands that use it: through the cluster IP, and by name.

@@ -196,22 +196,12 @@ func (l *limited) Write(p []byte) (int, error) {
 
 // RunInPod runs a command of the machine's in the network of a Pod, and with its resolv.conf.
 func (m *Machine) RunInPod(nodeDir, uid string, cmd *exec.Cmd) error {
-	dir := filepath.Join(nodeDir, "pods", uid)
-	data, err := os.ReadFile(filepath.Join(dir, "shim.pid"))
+	ns, err := m.podNetwork(nodeDir, uid)
 	if err != nil {
-		return errors.New("the Pod does not run")
-	}
-	var shim int
-	if _, err := fmt.Sscan(string(data), &shim); err != nil {
-		return fmt.Errorf("the Pod's shim: %w", err)
-	}
-	resolvers, _ := filepath.Glob(filepath.Join(dir, "containers", "*", "resolv.conf"))
-	// The number is of the machine's own PID namespace, which its /proc shows.
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/root/proc/%d/ns/net", m.PID, shim))
-	if err != nil {
-		return fmt.Errorf("the Pod does not run: %w", err)
+		return err
 	}
 	defer ns.Close()
+	resolvers, _ := filepath.Glob(filepath.Join(nodeDir, "pods", uid, "containers", "*", "resolv.conf"))
 	if cmd.Dir == "" {
 		cmd.Dir = "/"
 	}
@@ -229,6 +219,39 @@ func (m *Machine) RunInPod(nodeDir, uid string, cmd *exec.Cmd) error {
 		}
 		return cmd.Run()
 	})
+}
+
+// DoInPod runs a function in the network namespace of a Pod.
+func (m *Machine) DoInPod(nodeDir, uid string, f func() error) error {
+	ns, err := m.podNetwork(nodeDir, uid)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return onThread(func() error {
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter the Pod's network: %w", err)
+		}
+		return f()
+	})
+}
+
+// podNetwork opens the network namespace of a Pod.
+func (m *Machine) podNetwork(nodeDir, uid string) (*os.File, error) {
+	data, err := os.ReadFile(filepath.Join(nodeDir, "pods", uid, "shim.pid"))
+	if err != nil {
+		return nil, errors.New("the Pod does not run")
+	}
+	var shim int
+	if _, err := fmt.Sscan(string(data), &shim); err != nil {
+		return nil, fmt.Errorf("the Pod's shim: %w", err)
+	}
+	// The number is of the machine's own PID namespace, which its /proc shows.
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/root/proc/%d/ns/net", m.PID, shim))
+	if err != nil {
+		return nil, fmt.Errorf("the Pod does not run: %w", err)
+	}
+	return ns, nil
 }
 
 // dial connects from the machine.

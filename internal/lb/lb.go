@@ -1,5 +1,6 @@
 // Package lb is `portal lb`: of all its processes one, the leader, gives Services of type LoadBalancer their addresses, and each
-// announces some of these from its machine. It brings the parts together: the API's informers, the controller, the announcer.
+// announces some of these from its machine, and has a process balance what packets alone can't carry. It brings the parts together: the API's
+// informers, the controller, the announcer, the balancing process.
 package lb
 
 import (
@@ -27,8 +28,10 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/utils/ptr"
 
 	"portal/internal/lb/announce"
+	"portal/internal/lb/bgp"
 	"portal/internal/lb/controller"
 	"portal/internal/lb/l2"
 	"portal/internal/lb/pool"
@@ -41,6 +44,10 @@ const (
 	LeaderLease = "portal-lb"
 	// PoolsName is a ConfigMap with further pools, and PoolsKey what it has them under.
 	PoolsName, PoolsKey = "portal-lb", "pools"
+	// GroupsName is a ConfigMap with security groups, CertificatesName one that leads from certificates' identifiers to Secrets.
+	GroupsName, CertificatesName = "portal-lb-security-groups", "portal-lb-certificates"
+	// PeersKey is what the same ConfigMap has BGP's configuration under, and PasswordsName a Secret with the passwords of sessions.
+	PeersKey, PasswordsName = "bgp", "portal-lb-bgp"
 )
 
 // Options are those of a balancer process.
@@ -57,7 +64,13 @@ type Options struct {
 	Layer2     bool
 	Interfaces []string
 	Times      announce.Times
-	Log        *slog.Logger
+	// BGP announces addresses to routers: Peers are those of flags. KeepOnStop leaves routes with them for a process that follows.
+	BGP        bool
+	Peers      []bgp.Peer
+	KeepOnStop bool
+	// Balancing is the proxying way; nil: this process has none.
+	Balancing *Balancing
+	Log       *slog.Logger
 }
 
 // Balancer is one process' part in all balancers.
@@ -65,15 +78,20 @@ type Balancer struct {
 	Options
 	client kubernetes.Interface
 
-	services, slices, nodes, namespaces, claims, config, leases *replica
+	services, slices, nodes, namespaces, claims, config, leases, passwords *replica
+	groups, certificates, ingresses, classes                               *replica
 
 	controller *controller.Controller
 	announcer  *announce.Announcer
 	responder  *l2.Responder
+	balancing  *balancing
+	speaker    *bgp.Speaker
+	peers      peering
 
 	mu        sync.Mutex
 	pools     pool.Set                // all that hold
 	poolsErr  error                   // why the ConfigMap can't be used
+	warned    map[netip.Addr]string   // addresses of pools that are machines', as they were logged
 	poolsRead bool                    // the ConfigMap, or that there is none, was read once: pools are at worst outdated
 	published map[netip.Addr][]string // from the claims: address → Services
 }
@@ -89,11 +107,16 @@ func New(o Options) (*Balancer, error) {
 	}
 	b := &Balancer{Options: o, client: client, pools: o.Pools, published: map[netip.Addr][]string{}}
 	b.makeReplicas()
+	b.balancing = newBalancing(b)
 	b.controller = controller.New(controller.Options{
 		Client: client, Namespace: Namespace, Class: o.Class, Unclassed: o.Unclassed,
 		Services: corelisters.NewServiceLister(b.services), Namespaces: corelisters.NewNamespaceLister(b.namespaces),
-		Pools: b.allPools, Log: o.Log,
+		Pools: b.allPools, Reserved: b.reserved, Proxying: o.Balancing != nil, Log: o.Log,
 	})
+	if o.BGP {
+		b.speaker = bgp.New(bgp.Options{Node: o.Node, KeepOnStop: o.KeepOnStop, Log: o.Log})
+		b.peers = peering{dirty: make(chan struct{}, 1), passwords: map[string]bgp.Password{}}
+	}
 	if !o.Layer2 {
 		return b, nil
 	}
@@ -126,9 +149,16 @@ func (b *Balancer) Run(ctx context.Context) error {
 	// What is known of the API stays current until all who read them have ended.
 	informing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	all := []*replica{b.services, b.namespaces, b.claims, b.config}
+	all := []*replica{b.services, b.namespaces, b.claims, b.config, b.nodes}
 	if b.announcer != nil {
-		all = append(all, b.slices, b.nodes, b.leases)
+		all = append(all, b.leases)
+	}
+	if b.announcer != nil || b.speaker != nil || b.Balancing != nil {
+		all = append(all, b.slices)
+	}
+	if b.speaker != nil {
+		// Nobody waits for it: peers without a password have sessions whether or not it may be read.
+		watching.Go(func() { b.passwords.run(informing) })
 	}
 	var synced []cache.InformerSynced
 	for _, i := range all {
@@ -146,6 +176,12 @@ func (b *Balancer) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel(nil)
 	wg.Go(func() { b.leading(ctx) })
+	if b.Balancing != nil {
+		wg.Go(func() { b.balancing.run(ctx, informing, &watching) })
+	}
+	if b.speaker != nil {
+		wg.Go(func() { b.speaking(ctx) })
+	}
 	if b.announcer == nil {
 		<-ctx.Done()
 		return context.Cause(ctx)
@@ -201,6 +237,7 @@ func (b *Balancer) leading(ctx context.Context) {
 					defer work.Unlock()
 					if leased.Err() == nil {
 						b.Log.Info("became leader, allocating addresses", "lease", lock.LeaseMeta.Name)
+						b.balancing.lead(leased)
 						b.controller.Run(leased)
 						b.Log.Info("stopped leading", "lease", lock.LeaseMeta.Name)
 					}
@@ -226,22 +263,28 @@ func (b *Balancer) allPools() (pool.Set, error) {
 	return b.pools, nil
 }
 
-// readPools takes in the ConfigMap. One that can't be used changes nothing: no Service loses its address for a slip of the pen.
-func (b *Balancer) readPools(object *corev1.ConfigMap) {
-	all := slices.Clone(b.Pools)
-	var err error
+// readConfig takes in the ConfigMap. What can't be used changes nothing: no Service loses its address, and no session ends, for a slip of the pen.
+func (b *Balancer) readConfig(object *corev1.ConfigMap) {
+	source := "ConfigMap " + Namespace + "/" + PoolsName
+	data := map[string]string{}
+	var unknown error
 	if object != nil {
-		var more []*pool.Pool
-		if _, there := object.Data[PoolsKey]; !there || len(object.Data) > 1 {
-			err = fmt.Errorf("ConfigMap %s/%s: the keys of data are %q, want %q and no other", Namespace, PoolsName, slices.Sorted(maps.Keys(object.Data)), PoolsKey)
-		} else if more, err = pool.ParseYAML("ConfigMap "+Namespace+"/"+PoolsName, []byte(object.Data[PoolsKey])); err == nil {
-			all = append(all, more...)
+		data = object.Data
+		keys := slices.Sorted(maps.Keys(data))
+		if len(keys) == 0 || slices.ContainsFunc(keys, func(k string) bool { return k != PoolsKey && k != PeersKey }) {
+			unknown = fmt.Errorf("%s: the keys of data are %q, want %q, %q or both and no other", source, keys, PoolsKey, PeersKey)
 		}
 	}
+	all := slices.Clone(b.Pools)
+	more, err := pool.ParseYAML(source, []byte(data[PoolsKey]))
+	all = append(all, more...)
 	if err == nil {
 		if err = all.Validate(); err != nil {
-			err = fmt.Errorf("ConfigMap %s/%s: %w", Namespace, PoolsName, err)
+			err = fmt.Errorf("%s: %w", source, err)
 		}
+	}
+	if unknown != nil {
+		err = unknown
 	}
 	b.mu.Lock()
 	b.poolsErr = err
@@ -251,10 +294,14 @@ func (b *Balancer) readPools(object *corev1.ConfigMap) {
 	b.mu.Unlock()
 	if err != nil {
 		b.Log.Error("pools not changed: the ConfigMap can't be used", "err", err)
-		return
+	} else {
+		b.Log.Info("pools read", "pools", len(all))
+		b.controller.Changed()
 	}
-	b.Log.Info("pools read", "pools", len(all))
-	b.controller.Changed()
+	if b.speaker != nil {
+		b.readPeers(source, data[PeersKey], unknown)
+		b.peersChanged()
+	}
 }
 
 // readClaims takes in which addresses are whose. If the claims were deleted, addresses are announced as before until the leader has made
@@ -287,6 +334,7 @@ func (b *Balancer) announced() {
 	if b.announcer != nil {
 		b.announcer.Changed()
 	}
+	b.peersChanged()
 }
 
 // addresses are those to announce: claimed, and in the status of a Service.
@@ -321,28 +369,42 @@ func shows(svc *corev1.Service, a netip.Addr) bool {
 	})
 }
 
-// servedBy says which nodes route packets to a Service's endpoints: with externalTrafficPolicy Local those that have a ready one.
+// servedBy says which nodes route packets to a Service's endpoints: with externalTrafficPolicy Local those that have a ready one; if no
+// node has, those with one that still serves while it terminates, as proxies do.
 func (b *Balancer) servedBy(svc *corev1.Service) func(node string) bool {
 	if svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return func(string) bool { return true }
 	}
-	has := map[string]bool{}
 	objects, err := b.slices.ByIndex(byService, svc.Namespace+"/"+svc.Name)
 	if err != nil {
 		b.Log.Error("endpoints not read", "err", err)
 	}
+	var endpoints []discoveryv1.Endpoint
 	for _, object := range objects {
-		slice, ok := object.(*discoveryv1.EndpointSlice)
-		if !ok {
-			continue
-		}
-		for _, e := range slice.Endpoints {
-			if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
-				has[*e.NodeName] = true
-			}
+		if slice, ok := object.(*discoveryv1.EndpointSlice); ok {
+			endpoints = append(endpoints, slice.Endpoints...)
 		}
 	}
+	has := nodesWithEndpoints(endpoints)
 	return func(node string) bool { return has[node] }
+}
+
+// nodesWithEndpoints are those with ready endpoints, or, if there are none at all, with serving ones that terminate.
+func nodesWithEndpoints(endpoints []discoveryv1.Endpoint) map[string]bool {
+	ready, terminating := map[string]bool{}, map[string]bool{}
+	for _, e := range endpoints {
+		switch {
+		case e.NodeName == nil:
+		case ptr.Deref(e.Conditions.Ready, true):
+			ready[*e.NodeName] = true
+		case ptr.Deref(e.Conditions.Serving, false) && ptr.Deref(e.Conditions.Terminating, false):
+			terminating[*e.NodeName] = true
+		}
+	}
+	if len(ready) == 0 {
+		return terminating
+	}
+	return ready
 }
 
 // excluded says whether an administrator keeps balancers off a node.

@@ -2,10 +2,14 @@ package lb
 
 import (
 	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
@@ -114,5 +118,66 @@ func TestLeaderLease(t *testing.T) {
 	}
 	if !names[LeaderLease] {
 		t.Errorf("%v", names)
+	}
+}
+
+// TestReserved: addresses of pools that Nodes have are reserved, and reported once.
+func TestReserved(t *testing.T) {
+	var log strings.Builder
+	b := unstarted(t)
+	b.Log = slog.New(slog.NewTextHandler(&log, nil))
+	node := func(addresses ...string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "n1"}}}}
+		for _, a := range addresses {
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+		}
+		return n
+	}
+	p, err := pool.ParseFlag("flag=198.51.100.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.pools = pool.Set{p}
+	if got := b.reserved(); len(got) != 0 {
+		t.Errorf("without Nodes: %v", got)
+	}
+	if err := b.nodes.Add(node("198.51.100.1", "198.51.100.2")); err != nil { // the pool has the first
+		t.Fatal(err)
+	}
+	for range 2 {
+		if got := b.reserved(); len(got) != 1 || got[netip.MustParseAddr("198.51.100.1")] != "an address of Node n1" {
+			t.Errorf("%v", got)
+		}
+	}
+	if n := strings.Count(log.String(), "address=198.51.100.1 pool=flag"); n != 1 {
+		t.Errorf("logged %d times:\n%s", n, log.String())
+	}
+	if err := b.nodes.Update(node("198.51.100.2")); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.reserved(); len(got) != 0 {
+		t.Errorf("when the Node has it no longer: %v", got)
+	}
+}
+
+// TestNodesWithEndpoints: a node may announce an address if its proxy has somewhere to send packets.
+func TestNodesWithEndpoints(t *testing.T) {
+	endpoint := func(node string, ready, serving, terminating bool) discoveryv1.Endpoint {
+		return discoveryv1.Endpoint{NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}}
+	}
+	ready, leaving := endpoint("n1", true, true, false), endpoint("n2", false, true, true)
+	broken, gone := endpoint("n3", false, false, false), endpoint("n4", false, false, true)
+	for name, c := range map[string]struct {
+		of   []discoveryv1.Endpoint
+		want string
+	}{
+		"ready ones":                {[]discoveryv1.Endpoint{ready, leaving, broken, gone}, "n1"},
+		"all terminate":             {[]discoveryv1.Endpoint{leaving, broken, gone}, "n2"},
+		"none serves":               {[]discoveryv1.Endpoint{broken, gone}, ""},
+		"conditions that are unset": {[]discoveryv1.Endpoint{{NodeName: ready.NodeName}, {}}, "n1"},
+	} {
+		if got := strings.Join(slices.Sorted(maps.Keys(nodesWithEndpoints(c.of))), " "); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
 	}
 }

@@ -18,6 +18,11 @@ var (
 	metricMembers    = prometheus.NewDesc("portal_lb_members", "Nodes that are alive and announce addresses, as this node knows.", nil, nil)
 	metricAnswers    = prometheus.NewDesc("portal_lb_l2_responses_total", "ARP requests and neighbour solicitations that this node answered.", nil, nil)
 	metricGratuitous = prometheus.NewDesc("portal_lb_l2_gratuitous_total", "Unsolicited announcements of addresses, by ARP or neighbour advertisements.", nil, nil)
+	metricSession    = prometheus.NewDesc("portal_lb_bgp_session_up", "1 if the BGP session with a peer is up, else 0.", []string{"peer"}, nil)
+	metricRoutes     = prometheus.NewDesc("portal_lb_bgp_announced_routes", "Routes that are announced to a peer by BGP.", []string{"peer"}, nil)
+	metricFlaps      = prometheus.NewDesc("portal_lb_bgp_session_flaps_total", "BGP sessions with a peer that were up and got lost.", []string{"peer"}, nil)
+	metricBGPFails   = prometheus.NewDesc("portal_lb_bgp_sync_failures_total", "Changes of BGP peers and routes that failed and were tried again.", nil, nil)
+	metricPeersBad   = prometheus.NewDesc("portal_lb_bgp_config_stale", "1 if BGP's part of the ConfigMap can't be used, else 0.", nil, nil)
 	metricContests   = prometheus.NewDesc("portal_lb_l2_conflicts_total", "Packets by which another machine announced an address that this node announces.", nil, nil)
 )
 
@@ -58,6 +63,24 @@ func (b *Balancer) Collect(out chan<- prometheus.Metric) {
 	b.mu.Unlock()
 	flag(metricPoolsBad, bad)
 	flag(metricBlocked, unknown != nil)
+	b.balancing.collect(out)
+	if b.speaker != nil {
+		sessions, failures := b.speaker.Status()
+		for _, st := range sessions {
+			up := 0.0
+			if st.Up {
+				up = 1
+			}
+			gauge(metricSession, up, st.Peer.String())
+			gauge(metricRoutes, float64(st.Routes), st.Peer.String())
+			out <- prometheus.MustNewConstMetric(metricFlaps, prometheus.CounterValue, float64(st.Flaps), st.Peer.String())
+		}
+		counter(metricBGPFails, failures)
+		b.peers.mu.Lock()
+		stale := b.peers.err != nil
+		b.peers.mu.Unlock()
+		flag(metricPeersBad, stale)
+	}
 	if b.announcer == nil {
 		return
 	}
@@ -72,9 +95,41 @@ func (b *Balancer) Collect(out chan<- prometheus.Metric) {
 
 // Ready says whether the first lists are in.
 func (b *Balancer) Ready() bool {
-	ready := b.services.hasSynced() && b.namespaces.hasSynced() && b.claims.hasSynced() && b.config.hasSynced()
+	ready := b.services.hasSynced() && b.namespaces.hasSynced() && b.claims.hasSynced() && b.config.hasSynced() && b.nodes.hasSynced()
+	if b.announcer != nil || b.speaker != nil || b.Balancing != nil {
+		ready = ready && b.slices.hasSynced()
+	}
 	if b.announcer != nil {
-		ready = ready && b.slices.hasSynced() && b.nodes.hasSynced() && b.leases.hasSynced()
+		ready = ready && b.leases.hasSynced()
 	}
 	return ready
+}
+
+var (
+	metricListeners = prometheus.NewDesc("portal_lb_listeners", "Listeners that the balancing process of this node is configured with.", nil, nil)
+	metricCaptured  = prometheus.NewDesc("portal_lb_captured_ports", "Addresses and ports whose packets are led to the balancing process of this node.", nil, nil)
+	metricFilters   = prometheus.NewDesc("portal_lb_source_filters", "Addresses and ports that only some sources may use, by rules of this node.", nil, nil)
+	metricIngresses = prometheus.NewDesc("portal_lb_ingresses", "Ingresses that are served.", nil, nil)
+	metricProblems  = prometheus.NewDesc("portal_lb_problems", "Problems of Services and Ingresses, which are in their Events.", nil, nil)
+	metricUnsynced  = prometheus.NewDesc("portal_lb_balancing_out_of_sync", "1 if the balancing process or the rules that lead to it are not as they should be, else 0.", nil, nil)
+	metricUnsyncs   = prometheus.NewDesc("portal_lb_balancing_failures_total", "Passes that failed to bring the balancing process and the rules that lead to it in sync.", nil, nil)
+)
+
+// collect sends the metrics of the proxying way.
+func (p *balancing) collect(out chan<- prometheus.Metric) {
+	if p.Balancing == nil {
+		return
+	}
+	p.mu.Lock()
+	s := p.stats
+	p.mu.Unlock()
+	for d, v := range map[*prometheus.Desc]int{metricListeners: s.listeners, metricCaptured: s.captured, metricFilters: s.filters, metricIngresses: s.ingresses, metricProblems: s.problems} {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v))
+	}
+	failing := 0.0
+	if s.failing {
+		failing = 1
+	}
+	out <- prometheus.MustNewConstMetric(metricUnsynced, prometheus.GaugeValue, failing)
+	out <- prometheus.MustNewConstMetric(metricUnsyncs, prometheus.CounterValue, float64(s.failures))
 }

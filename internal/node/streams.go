@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -24,6 +25,8 @@ type StreamOptions struct {
 	Port uint16
 	// Authorities are the CAs of clients' certificates, in PEM.
 	Authorities func() ([]byte, error)
+	// State answers what this node does for Services, to those who may get nodes/proxy; nil: nobody does.
+	State http.Handler
 }
 
 // serveStreams serves logs and commands until ctx ends.
@@ -32,7 +35,7 @@ func (a *Agent) serveStreams(ctx context.Context) error {
 	if len(addresses) == 0 {
 		addresses = a.NodeIPs
 	}
-	o := stream.Options{Node: a.Name, Host: streamHost{a}, Client: a.Client, Authorities: a.Stream.Authorities, Dir: a.DataDir, Log: a.Log}
+	o := stream.Options{Node: a.Name, Host: streamHost{a}, Client: a.Client, Authorities: a.Stream.Authorities, Dir: a.DataDir, State: a.Stream.State, Log: a.Log}
 	for _, addr := range addresses {
 		o.Listen = append(o.Listen, netip.AddrPortFrom(addr, a.Stream.Port))
 	}

@@ -28,7 +28,20 @@ func For(e *intent.Entry, f *Facts) *Service {
 		return nil
 	}
 	p.out.Frontends = unique(p.dropExempt(p.out.Frontends))
+	p.checkEverywhere()
 	return p.out
+}
+
+// checkEverywhere has a Service of one family checked at the node's addresses of the other one too: which of them a balancer asks is its choice.
+func (p *planner) checkEverywhere() {
+	check := p.out.HealthCheck
+	if check == nil || len(p.service.ClusterIPs) != 1 {
+		return
+	}
+	only := check.Endpoints[intent.FamilyOf(p.service.ClusterIPs[0])]
+	for _, family := range p.facts.Families {
+		check.Endpoints[family] = only
+	}
 }
 
 // planner collects the plan of one Service.

@@ -359,6 +359,11 @@ func TestHealthCheckAndLost(t *testing.T) {
 	if want := map[intent.Family]plan.Lost{intent.IPv6: {Internal: 1, External: 1}}; !reflect.DeepEqual(got.Lost, want) {
 		t.Errorf("lost %v, want %v", got.Lost, want)
 	}
+	s.ClusterIPs = addrs("10.96.0.1")
+	got = plan.For(&intent.Entry{Service: s, Slices: []*intent.Slice{two}}, here())
+	if want := map[intent.Family]int{intent.IPv4: 2, intent.IPv6: 2}; !reflect.DeepEqual(got.HealthCheck.Endpoints, want) {
+		t.Errorf("health check of a Service with IPv4 only: %v, want %v", got.HealthCheck.Endpoints, want)
+	}
 	s.ExternalLocal = false
 	if got := plan.For(&intent.Entry{Service: s}, here()); got.HealthCheck != nil {
 		t.Error("a health check without the policy Local")

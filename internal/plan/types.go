@@ -137,7 +137,8 @@ type Endpoint struct {
 type HealthCheck struct {
 	Service intent.Key
 	Port    uint16
-	// Endpoints is how many ready endpoints of the Service are on this node, for each family that the Service has.
+	// Endpoints is how many ready endpoints of the Service are on this node, by the family of the address that is asked: those of that
+	// family, or of the only one that the Service has.
 	Endpoints map[intent.Family]int
 }
 

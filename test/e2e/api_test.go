@@ -72,7 +72,7 @@ func TestConformance(t *testing.T) {
 		reports: *reports,
 		// There are no nodes, and nobody waits for any.
 		flags: []string{"--kubeconfig=" + api.Kubeconfig, "--kubectl-path=" + kubectl(t), "--allowed-not-ready-nodes=-1", "--num-nodes=0"},
-		start: (*exec.Cmd).Run,
+		start: func(_ test, cmd *exec.Cmd) error { return cmd.Run() },
 	}
 	r.run(t, wanted)
 	fmt.Printf("%d of %d passed (%d more run in a lab: see test/e2e/README.md)\n", len(wanted)-len(r.failed), len(wanted), len(only(all, lab)))

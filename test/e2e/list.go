@@ -39,6 +39,9 @@ const labNodes = 3
 // size is how many nodes the test needs.
 func (t *test) size() int { return max(t.nodes, labNodes) }
 
+// outside says whether the test is a client of load balancers, which is outside of the nodes' network.
+func (t *test) outside() bool { return strings.Contains(t.name, "[Feature:LoadBalancer]") }
+
 //go:embed tests.txt
 var list string
 

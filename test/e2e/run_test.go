@@ -42,8 +42,8 @@ func kubectl(t *testing.T) string {
 type runner struct {
 	// flags are those that say where the cluster is, and what it is like.
 	flags []string
-	// start runs a command in the right place.
-	start func(*exec.Cmd) error
+	// start runs a test's command in the right place.
+	start func(test, *exec.Cmd) error
 	// reports is the folder for logs and reports.
 	reports string
 
@@ -123,16 +123,16 @@ func (r *runner) execute(one test) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, suite(), append([]string{
 		"--provider=skeleton", "--node-os-distro=custom",
 		"--report-dir=" + dir, "--dump-logs-on-failure=false", "--e2e-output-dir=" + dir,
-		"--ginkgo.no-color", "--ginkgo.v", "--ginkgo.timeout=15m", "--ginkgo.focus= " + regexp.QuoteMeta(one.name) + "$"}, r.flags...)...)
+		"--ginkgo.no-color", "--ginkgo.v", "--ginkgo.timeout=25m", "--ginkgo.focus= " + regexp.QuoteMeta(one.name) + "$"}, r.flags...)...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG=")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, 10*time.Second
-	failure := r.start(cmd)
+	failure := r.start(one, cmd)
 	log := filepath.Join(dir, "log")
 	if err := os.WriteFile(log, out.Bytes(), 0o644); err != nil {
 		return err

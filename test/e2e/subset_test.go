@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -79,6 +80,8 @@ func inLab(t *testing.T, mode string, nodes int, wanted []test) {
 		// Some tests look at the node from a privileged Pod.
 		ServerArgs: []string{"--allow-privileged"},
 		NodeArgs:   nodeArgs,
+		// The outside network's, of which the machines have the low ones.
+		BalancerPools: []string{"192.168.100.200-192.168.100.250,fd00:100::f0-fd00:100::ff"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -89,12 +92,18 @@ func inLab(t *testing.T, mode string, nodes int, wanted []test) {
 			t.Error(err)
 		}
 	}()
-	// The tests run on the server's machine, which reaches nodes and Pods, as the suite expects of where it runs.
+	// The tests run on the server's machine, which reaches nodes and Pods, as the suite expects of where it runs; those of load balancers
+	// run outside, where balancers' clients are.
 	r := &runner{
 		reports: folder,
 		flags: []string{"--kubeconfig=" + filepath.Join(labs.NodeDir(l.Dir, l.Server.Name), "admin.kubeconfig"), "--kubectl-path=" + kubectl(t),
 			"--num-nodes=" + strconv.Itoa(nodes), "--allowed-not-ready-nodes=0", "--dns-domain=cluster.local"},
-		start: l.Server.Run,
+		start: func(one test, cmd *exec.Cmd) error {
+			if one.outside() {
+				return l.Client.Run(cmd)
+			}
+			return l.Server.Run(cmd)
+		},
 	}
 	r.run(t, wanted)
 	fmt.Printf("%s, %d nodes: %d of %d passed\n", mode, nodes, len(wanted)-len(r.failed), len(wanted))

@@ -14,6 +14,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
@@ -496,6 +497,49 @@ func TestBalancerOfServices(t *testing.T) {
 		c.change(now)
 		who := &user.DefaultInfo{Name: "system:portal:lb:m1", Groups: []string{"system:portal:lb", "system:authenticated"}}
 		a := admission.NewAttributesRecord(now, before, schema.GroupVersionKind{}, "ns", "web", corev1.SchemeGroupVersion.WithResource("services"), "status", admission.Update, nil, false, who)
+		if err := New(audienceOnly{}).Admit(t.Context(), a, nil); (err == nil) != c.allowed {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestBalancerOfIngresses: a balancer makes the Service whose addresses Ingresses share, and writes these into their status.
+func TestBalancerOfIngresses(t *testing.T) {
+	who := &user.DefaultInfo{Name: "system:portal:lb:m1", Groups: []string{"system:portal:lb", "system:authenticated"}}
+	for what, c := range map[string]struct {
+		change  func(*corev1.Service)
+		allowed bool
+	}{
+		"the entry":         {func(*corev1.Service) {}, true},
+		"another name":      {func(s *corev1.Service) { s.Name = "kube-dns" }, false},
+		"another namespace": {func(s *corev1.Service) { s.Namespace = "default" }, false},
+		"another type":      {func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP }, false},
+		"a selector":        {func(s *corev1.Service) { s.Spec.Selector = map[string]string{"a": "b"} }, false},
+		"external IPs":      {func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1"} }, false},
+	} {
+		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "portal-ingress"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer}}
+		c.change(svc)
+		a := admission.NewAttributesRecord(svc, nil, schema.GroupVersionKind{}, svc.Namespace, svc.Name, corev1.SchemeGroupVersion.WithResource("services"), "", admission.Create, nil, false, who)
+		if err := New(audienceOnly{}).Admit(t.Context(), a, nil); (err == nil) != c.allowed {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for what, c := range map[string]struct {
+		change  func(*networkingv1.Ingress)
+		allowed bool
+	}{
+		"an address": {func(i *networkingv1.Ingress) {
+			i.Status.LoadBalancer.Ingress = []networkingv1.IngressLoadBalancerIngress{{IP: "192.0.2.1"}}
+		}, true},
+		"a name": {func(i *networkingv1.Ingress) {
+			i.Status.LoadBalancer.Ingress = []networkingv1.IngressLoadBalancerIngress{{Hostname: "example.org"}}
+		}, false},
+		"a label": {func(i *networkingv1.Ingress) { i.Labels = map[string]string{"a": "b"} }, false},
+	} {
+		before := &networkingv1.Ingress{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "site"}}
+		now := before.DeepCopy()
+		c.change(now)
+		a := admission.NewAttributesRecord(now, before, schema.GroupVersionKind{}, "ns", "site", networkingv1.SchemeGroupVersion.WithResource("ingresses"), "status", admission.Update, nil, false, who)
 		if err := New(audienceOnly{}).Admit(t.Context(), a, nil); (err == nil) != c.allowed {
 			t.Errorf("%s: %v", what, err)
 		}

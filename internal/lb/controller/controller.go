@@ -51,8 +51,12 @@ type Options struct {
 	Services   corelisters.ServiceLister
 	Namespaces corelisters.NamespaceLister
 	Pools      func() (pool.Set, error)
-	Events     record.EventRecorder
-	Log        *slog.Logger
+	// Proxying: what only a balancer that ends connections can do, is done.
+	Proxying bool
+	// Reserved are addresses that are not given, and why; nil: none.
+	Reserved func() map[netip.Addr]string
+	Events   record.EventRecorder
+	Log      *slog.Logger
 }
 
 // Controller gives addresses while it runs.
@@ -269,6 +273,9 @@ func (c *Controller) pass(ctx context.Context) error {
 		}
 	}
 	next := c.claims.Clone()
+	if c.Reserved != nil {
+		next.Reserved = c.Reserved()
+	}
 	if err := c.releaseGone(ctx, next, byUID, foreign); err != nil {
 		return err
 	}

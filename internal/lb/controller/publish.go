@@ -23,7 +23,7 @@ const (
 	Deleted  = "DeletedLoadBalancer"
 	// AddressIgnored: an address was asked for that can't be given; the Service has another.
 	AddressIgnored = "LoadBalancerAddressIgnored"
-	// Unsupported: annotations ask for what this version can't do.
+	// Unsupported: annotations ask for what this process does not do.
 	Unsupported = "LoadBalancerFeatureUnsupported"
 )
 
@@ -39,8 +39,8 @@ func (c *Controller) publish(ctx context.Context, d *desired) error {
 	for _, p := range d.problems {
 		c.event(svc, corev1.EventTypeWarning, p.Reason, p.Message)
 	}
-	if why := d.balancer.Proxying(); len(why) > 0 {
-		c.event(svc, corev1.EventTypeWarning, Unsupported, "packets are passed on unchanged: this version has no "+strings.Join(why, ", "))
+	if why := d.balancer.Proxying(); len(why) > 0 && !c.Proxying {
+		c.event(svc, corev1.EventTypeWarning, Unsupported, "packets are passed on unchanged: portal lb runs with --balancing off, without "+strings.Join(why, ", "))
 	}
 	if d.refusal == nil && len(d.notes) > 0 {
 		c.event(svc, corev1.EventTypeWarning, AddressIgnored, strings.Join(d.notes, "; "))

@@ -100,6 +100,8 @@ func (t *Table) choose(pools Set, r *Request, v4 bool, had []netip.Addr) (_ neti
 			note = fmt.Sprintf("%s: %s is ignored, and another address given: it is in no pool", r.AddressesFrom, a)
 		} else if reason := p.refuses(r); reason != "" {
 			note = fmt.Sprintf("%s: %s is ignored, and another address given: %s", r.AddressesFrom, a, reason)
+		} else if reason := t.Reserved[a]; reason != "" && !slices.Contains(had, a) {
+			note = fmt.Sprintf("%s: %s is ignored, and another address given: it is %s", r.AddressesFrom, a, reason)
 		} else if reason := t.taken(a, r); reason != "" {
 			return netip.Addr{}, "", fmt.Sprintf("%s: %s", r.AddressesFrom, reason)
 		} else {
@@ -223,7 +225,7 @@ func (t *Table) free(span Range) (netip.Addr, bool) {
 		a = span.First
 	}
 	for ; a.IsValid() && a.Compare(span.Last) <= 0; a = a.Next() {
-		if len(t.claims[a]) == 0 {
+		if len(t.claims[a]) == 0 && t.Reserved[a] == "" {
 			t.from[span] = a
 			return a, true
 		}

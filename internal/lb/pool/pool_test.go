@@ -292,3 +292,31 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestReserved: addresses of machines are not given, whether or not somebody asks for one; who has one keeps it.
+func TestReserved(t *testing.T) {
+	p, err := ParseFlag("192.0.2.1-192.0.2.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second, third := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3")
+	table := NewTable()
+	give := func(uid string, asked ...netip.Addr) (Result, *Refusal) {
+		return table.Assign(Set{p}, &Request{Owner: Owner{Namespace: "a", Name: uid, UID: uid}, IPv4: true, Addresses: asked, AddressesFrom: "spec.loadBalancerIP"})
+	}
+	if got, why := give("old"); why != nil || got.Addresses[0] != first {
+		t.Fatalf("%v %v", got, why)
+	}
+	table.Reserved = map[netip.Addr]string{first: "an address of Node n1", second: "an address of Node n2"}
+	table = table.Clone()
+	if got, why := give("old"); why != nil || got.Addresses[0] != first {
+		t.Errorf("who has one: %v %v", got, why)
+	}
+	got, why := give("new", second)
+	if why != nil || got.Addresses[0] != third || len(got.Notes) != 1 || !strings.Contains(got.Notes[0], "192.0.2.2 is ignored, and another address given: it is an address of Node n2") {
+		t.Errorf("who asks for one: %v %v", got, why)
+	}
+	if got, why := give("late"); why == nil {
+		t.Errorf("the rest is reserved: %v", got)
+	}
+}

@@ -56,6 +56,8 @@ type Table struct {
 	byUID map[string][]netip.Addr
 	// from is where the search for a free address of a range begins: all before it are taken.
 	from map[Range]netip.Addr
+	// Reserved are addresses that nobody gets, and why: they are those of machines. Who has one keeps it.
+	Reserved map[netip.Addr]string
 }
 
 // NewTable is one without claims.
@@ -119,6 +121,7 @@ func (t *Table) Clone() *Table {
 	for uid, addrs := range t.byUID {
 		out.byUID[uid] = slices.Clone(addrs)
 	}
+	out.Reserved = t.Reserved
 	return out
 }
 

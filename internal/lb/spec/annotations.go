@@ -205,8 +205,12 @@ func sourceRanges(r *reader, key, value string) {
 		r.problem(IgnoredAnnotation, "%s has no effect beside spec.loadBalancerSourceRanges", key)
 		return
 	}
-	// The proxy reads the field alone: packets are not filtered by what stands here, and somebody who relies on it must know.
-	r.problem(IgnoredAnnotation, "%s: %q is not enforced: move it to spec.loadBalancerSourceRanges", key, value)
+	list, ok := prefixes(value)
+	if !ok {
+		r.invalid(key, value, "prefixes like 192.0.2.0/24, with commas between them")
+		return
+	}
+	r.out.SourceRanges, r.out.RangesFrom = list, key
 }
 
 func text(set func(*reader, string)) annotation {

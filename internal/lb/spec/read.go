@@ -36,13 +36,17 @@ type annotation func(r *reader, key, value string)
 // Read finds out what a Service asks of its balancer. What is wrong with an annotation is a problem, and the annotation has no effect.
 func Read(svc *corev1.Service) (*Balancer, []Problem) {
 	r := &reader{svc: svc, out: &Balancer{
-		AccessLog:   AccessLog{Interval: time.Hour},
+		AccessLog:   AccessLog{Interval: time.Hour, Format: "elb"},
 		HealthCheck: HealthCheck{Healthy: 2, Unhealthy: 6, Interval: 10 * time.Second, Timeout: 5 * time.Second},
 	}}
 	r.readSpec()
 	for _, key := range slices.Sorted(maps.Keys(svc.Annotations)) {
 		value := svc.Annotations[key]
-		if read := annotations[key]; read != nil {
+		read := annotations[key]
+		if read == nil {
+			read = own[key]
+		}
+		if read != nil {
 			read(r, key, value)
 			continue
 		}
@@ -81,6 +85,12 @@ func (r *reader) readSpec() {
 	r.out.RequireAll = s.IPFamilyPolicy != nil && *s.IPFamilyPolicy == corev1.IPFamilyPolicyRequireDualStack
 	r.out.Local = s.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 	r.out.HealthCheckNodePort = uint16(s.HealthCheckNodePort)
+	if r.out.AffinityTimeout = 3 * time.Hour; s.SessionAffinity == corev1.ServiceAffinityClientIP {
+		r.out.Sticky = true
+		if c := s.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+			r.out.AffinityTimeout = time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
+		}
+	}
 	if s.LoadBalancerIP != "" {
 		a, err := netip.ParseAddr(s.LoadBalancerIP)
 		if err != nil {
@@ -137,8 +147,47 @@ func (r *reader) combine() {
 	if b.NegotiationPolicy != "" && b.Certificate == "" {
 		r.problem(IgnoredAnnotation, "%sssl-negotiation-policy has no effect without %sssl-cert", aws, aws)
 	}
+	r.targetGroup()
+	r.policy()
 	r.listeners()
+	r.needHTTP()
 }
+
+// policy settles what policy, hash and weights mean together.
+func (r *reader) policy() {
+	p := &r.out.Policy
+	hashing := p.Kind == "consistent-hash" || p.Kind == "shard"
+	switch {
+	case p.Hash != "" && p.Kind == "":
+		p.Kind = "consistent-hash"
+	case p.Hash != "" && !hashing:
+		r.problem(IgnoredAnnotation, "%s has no effect with %s: %q; it is for consistent-hash and shard", HashAnnotation, PolicyAnnotation, p.Kind)
+		p.Hash, p.Name = "", ""
+	case hashing && p.Hash == "":
+		p.Hash = "client"
+	}
+	if len(p.Weights) > 0 && (p.Kind == "leader" || p.Kind == "shard") {
+		r.problem(IgnoredAnnotation, "%s has no effect with %s: %q", WeightsAnnotation, PolicyAnnotation, p.Kind)
+		p.Weights = nil
+	}
+}
+
+// needHTTP: header fields and cookies are only seen where requests are read.
+func (r *reader) needHTTP() {
+	p := &r.out.Policy
+	if p.Hash != "header" && p.Hash != "cookie" {
+		return
+	}
+	for _, l := range r.out.Listeners {
+		if l.Client == HTTP || l.Client == HTTPS {
+			return
+		}
+	}
+	r.problem(IgnoredAnnotation, "%s: %s:%s has no effect, because no port of the Service is read as HTTP (see %sbackend-protocol and appProtocol); the client's address is used instead", HashAnnotation, p.Hash, p.Name, aws)
+	p.Hash, p.Name = "client", ""
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // listeners is the matrix of certificate and protocol. A port with a certificate speaks TLS to clients; http and https are read,
 // ssl and tcp passed on; https and ssl speak TLS to endpoints.
@@ -158,9 +207,8 @@ func (r *reader) listeners() {
 			}
 			continue
 		}
-		l.Endpoint = r.backend
-		if l.Endpoint == "" {
-			l.Endpoint = TCP
+		if l.Endpoint = r.backend; l.Endpoint == "" {
+			l.Endpoint = r.hinted(l.AppProtocol, encrypted[l.Port])
 		}
 		read := l.Endpoint == HTTP || l.Endpoint == HTTPS
 		switch {
@@ -181,6 +229,24 @@ func (r *reader) listeners() {
 			}
 		}
 	}
+}
+
+// hinted is what endpoints speak if no annotation says so. A hint alone makes no balancer read requests: only where one is at work anyway, for a
+// certificate or a policy that looks at requests, does it do so.
+func (r *reader) hinted(appProtocol string, encrypted bool) Protocol {
+	p := r.out.Policy
+	if !encrypted && p.Kind == "" || r.out.NLB {
+		return TCP
+	}
+	switch strings.ToLower(appProtocol) {
+	case "http", "grpc", "kubernetes.io/h2c", "kubernetes.io/ws":
+		return HTTP
+	case "https", "kubernetes.io/wss":
+		if encrypted {
+			return HTTPS
+		}
+	}
+	return TCP
 }
 
 // encryptedPorts are the TCP ports that TLS ends at.

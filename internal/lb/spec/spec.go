@@ -78,6 +78,8 @@ type AccessLog struct {
 	Enabled        bool
 	Interval       time.Duration
 	Bucket, Prefix string
+	// Format is elb or json.
+	Format string
 }
 
 // HealthCheck is how endpoints are probed.
@@ -133,6 +135,20 @@ type Balancer struct {
 	// HealthCheckSet: an annotation asked for health checks.
 	HealthCheckSet bool
 
+	// Policy is how endpoints are chosen.
+	Policy                                Policy
+	SlowStart                             time.Duration
+	EndpointConnections, EndpointRequests int
+	BodyBytes                             int64
+	// EndpointCA is a Secret with the CA of endpoints' certificates, EndpointName the name that these are for.
+	EndpointCA, EndpointName string
+	TrustedProxies           []netip.Prefix
+	// Sticky: clients stay at their endpoint, by sessionAffinity or by an attribute; AffinityTimeout is for how long.
+	Sticky          bool
+	AffinityTimeout time.Duration
+	// RangesFrom is the annotation that SourceRanges are from, empty if they are the field's, which the proxy enforces.
+	RangesFrom string
+
 	// Unknown are keys that look like a load balancer's and are none that is known, sorted.
 	Unknown []string
 }
@@ -152,12 +168,20 @@ func (b *Balancer) Proxying() (why []string) {
 		}
 	}
 	add(b.ProxyProtocol > 0, "the PROXY protocol")
+	add(len(b.TrustedProxies) > 0, "PROXY headers of others")
 	add(b.AccessLog.Enabled, "access logs")
-	add(b.DrainingSet && b.Draining > 0, "connection draining")
+	add(b.DrainingSet, "connection draining")
 	add(b.IdleTimeout > 0, "an idle timeout")
-	add(b.CrossZone != nil, "cross-zone balancing")
+	add(b.CrossZone != nil && !*b.CrossZone, "balancing within zones")
 	add(b.HealthCheckSet, "health checks")
-	add(len(b.SecurityGroups)+len(b.ExtraSecurityGroups) > 0, "security groups")
-	add(len(b.TargetGroupAttributes) > 0, "target group attributes")
+	// The proxy enforces the field alone, and knows nothing of groups that are allowed beside it. A network load balancer has no groups of its own.
+	add(len(b.SourceRanges) > 0 && b.RangesFrom == "" && len(b.SecurityGroups)+len(b.ExtraSecurityGroups) > 0 && !b.NLB, "security groups beside source ranges")
+	add(b.Policy.Kind != "" || b.Policy.Hash != "" || len(b.Policy.Weights) > 0, "a policy of balancing")
+	add(b.SlowStart > 0 || b.EndpointConnections > 0 || b.EndpointRequests > 0, "limits for endpoints")
 	return why
+}
+
+// OnClusterIPs says whether connections to the Service's cluster IPs go through the balancer as well.
+func (b *Balancer) OnClusterIPs() bool {
+	return b.Policy.Kind != "" || b.Policy.Hash != "" || len(b.Policy.Weights) > 0
 }

@@ -59,7 +59,9 @@ func TestAnnotations(t *testing.T) {
 		{"share", map[string]string{ShareAnnotation: "dns"}, func(b *Balancer) { b.Share = "dns" }},
 		{"access logs", map[string]string{
 			aws + "access-log-enabled": "true", aws + "access-log-emit-interval": "60", aws + "access-log-s3-bucket-name": "my-bucket", aws + "access-log-s3-bucket-prefix": "my-bucket-prefix/prod",
-		}, func(b *Balancer) { b.AccessLog = AccessLog{true, time.Hour, "my-bucket", "my-bucket-prefix/prod"} }},
+		}, func(b *Balancer) {
+			b.AccessLog = AccessLog{true, time.Hour, "my-bucket", "my-bucket-prefix/prod", "elb"}
+		}},
 		{"draining", map[string]string{aws + "connection-draining-enabled": "true", aws + "connection-draining-timeout": "60"}, func(b *Balancer) {
 			b.Draining, b.DrainingSet = seconds(60), true
 		}},
@@ -79,8 +81,25 @@ func TestAnnotations(t *testing.T) {
 		}},
 		{"PROXY protocol", map[string]string{aws + "proxy-protocol": "*"}, func(b *Balancer) { b.ProxyProtocol = 1 }},
 		{"PROXY protocol, version 2", map[string]string{aws + "proxy-protocol": "*", ProxyProtocolVersionAnnotation: "2"}, func(b *Balancer) { b.ProxyProtocol = 2 }},
-		{"target group", map[string]string{aws + "target-group-attributes": "preserve_client_ip.enabled=true"}, func(b *Balancer) {
-			b.TargetGroupAttributes = map[string]string{"preserve_client_ip.enabled": "true"}
+		{"target group", map[string]string{aws + "target-group-attributes": "proxy_protocol_v2.enabled=true,deregistration_delay.timeout_seconds=0,stickiness.enabled=true"}, func(b *Balancer) {
+			b.TargetGroupAttributes = map[string]string{"proxy_protocol_v2.enabled": "true", "deregistration_delay.timeout_seconds": "0", "stickiness.enabled": "true"}
+			b.ProxyProtocol, b.DrainingSet, b.Sticky = 2, true, true
+		}},
+		{"source ranges", map[string]string{corev1.AnnotationLoadBalancerSourceRangesKey: "10.0.0.0/8, 192.0.2.7/24"}, func(b *Balancer) {
+			b.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.0/24")}
+			b.RangesFrom = corev1.AnnotationLoadBalancerSourceRangesKey
+		}},
+		{"least connections", map[string]string{PolicyAnnotation: "least-connections", WeightsAnnotation: "web-1=3, node2=0"}, func(b *Balancer) {
+			b.Policy = Policy{Kind: "least-connections", Weights: map[string]int{"web-1": 3, "node2": 0}}
+		}},
+		{"a hash alone", map[string]string{HashAnnotation: "client"}, func(b *Balancer) { b.Policy = Policy{Kind: "consistent-hash", Hash: "client"} }},
+		{"shards", map[string]string{PolicyAnnotation: "shard"}, func(b *Balancer) { b.Policy = Policy{Kind: "shard", Hash: "client"} }},
+		{"limits", map[string]string{
+			SlowStartAnnotation: "30", EndpointConnectionsAnnotation: "10", EndpointRequestsAnnotation: "20", BodyAnnotation: "1000", EndpointCAAnnotation: "ca", EndpointNameAnnotation: "web",
+			TrustedProxiesAnnotation: "192.0.2.0/24", AccessLogFormatAnnotation: "json",
+		}, func(b *Balancer) {
+			b.SlowStart, b.EndpointConnections, b.EndpointRequests, b.BodyBytes, b.EndpointCA, b.EndpointName = seconds(30), 10, 20, 1000, "ca", "web"
+			b.TrustedProxies, b.AccessLog.Format = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, "json"
 		}},
 		{"others", map[string]string{"example.com/anything": "x", "load-balancer": "no"}, func(*Balancer) {}},
 	} {
@@ -166,7 +185,18 @@ func TestProblems(t *testing.T) {
 		{IgnoredAnnotation, map[string]string{aws + "access-log-enabled": "true"}, []string{"access-log-s3-bucket-name"}},
 		{IgnoredAnnotation, map[string]string{ProxyProtocolVersionAnnotation: "2"}, []string{"proxy-protocol"}},
 		{IgnoredAnnotation, map[string]string{aws + "subnets": "subnet-1"}, []string{aws + "subnets", "subnet-1", PoolAnnotation}},
-		{IgnoredAnnotation, map[string]string{corev1.AnnotationLoadBalancerSourceRangesKey: "10.0.0.0/8"}, []string{"not enforced", "spec.loadBalancerSourceRanges"}},
+		{InvalidAnnotation, map[string]string{corev1.AnnotationLoadBalancerSourceRangesKey: "10.0.0.0"}, []string{`"10.0.0.0"`, "192.0.2.0/24"}},
+		{InvalidAnnotation, map[string]string{PolicyAnnotation: "fastest"}, []string{`"fastest"`, `"least-request"`}},
+		{InvalidAnnotation, map[string]string{HashAnnotation: "header"}, []string{"header:NAME"}},
+		{InvalidAnnotation, map[string]string{HashAnnotation: "client:x"}, []string{"header:NAME"}},
+		{InvalidAnnotation, map[string]string{WeightsAnnotation: "a"}, []string{"web-1=3"}},
+		{InvalidAnnotation, map[string]string{TrustedProxiesAnnotation: "all"}, []string{"192.0.2.0/24"}},
+		{IgnoredAnnotation, map[string]string{PolicyAnnotation: "leader", WeightsAnnotation: "a=1"}, []string{WeightsAnnotation, `"leader"`}},
+		{IgnoredAnnotation, map[string]string{PolicyAnnotation: "random", HashAnnotation: "client"}, []string{HashAnnotation, "consistent-hash and shard"}},
+		{IgnoredAnnotation, map[string]string{HashAnnotation: "cookie:id"}, []string{"read as HTTP"}},
+		{IgnoredAnnotation, map[string]string{aws + "target-group-attributes": "preserve_client_ip.enabled=true"}, []string{"externalTrafficPolicy: Local"}},
+		{IgnoredAnnotation, map[string]string{aws + "target-group-attributes": "slow=1"}, []string{"slow has no effect"}},
+		{InvalidAnnotation, map[string]string{aws + "target-group-attributes": "stickiness.enabled=yes"}, []string{"stickiness.enabled=yes", `"true"`}},
 		{UnknownAnnotation, map[string]string{aws + "conection-idle-timeout": "60", aws + "a": ""}, []string{aws + "a, " + aws + "conection-idle-timeout"}},
 	} {
 		t.Run(strings.Join(slices.Sorted(maps.Keys(c.annotations)), " "), func(t *testing.T) {
@@ -204,6 +234,9 @@ func TestProblems(t *testing.T) {
 
 // FuzzRead: no annotation makes it panic, and what it says is bounded by what it got.
 func FuzzRead(f *testing.F) {
+	for key := range own {
+		f.Add(key, "header:x")
+	}
 	for key := range annotations {
 		f.Add(key, "true")
 		f.Add(key, "5,x=,*")

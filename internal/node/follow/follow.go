@@ -54,6 +54,7 @@ type object struct {
 
 	known bool // it has been asked for; it may not exist
 	value metav1.Object
+	err   error // why it can't be read
 }
 
 type holder struct{ changed func() }
@@ -105,6 +106,16 @@ func (f *Follower) Get(key Key) (value metav1.Object, known bool) {
 	return nil, false
 }
 
+// Err is why an object can't be read at present; nil if it can, or has not been asked for yet.
+func (f *Follower) Err(key Key) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if o := f.objects[key]; o != nil {
+		return o.err
+	}
+	return nil
+}
+
 // Watching is how many objects are followed.
 func (f *Follower) Watching() int {
 	f.mu.Lock()
@@ -123,6 +134,7 @@ func (f *Follower) follow(ctx context.Context, o *object) {
 	delay, told := firstDelay, false
 	for ctx.Err() == nil {
 		settled, err := f.once(ctx, o)
+		f.failed(o, err)
 		switch {
 		case ctx.Err() != nil || settled:
 			return
@@ -139,6 +151,19 @@ func (f *Follower) follow(ctx context.Context, o *object) {
 		case <-ctx.Done():
 		case <-time.After(delay/2 + rand.N(delay)):
 		}
+	}
+}
+
+// failed notes why an object can't be read, and tells those who hold it of a new reason.
+func (f *Follower) failed(o *object, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	same := (err == nil) == (o.err == nil) && (err == nil || err.Error() == o.err.Error())
+	if o.err = err; same || err == nil {
+		return
+	}
+	for h := range o.holders {
+		h.changed()
 	}
 }
 
@@ -230,8 +255,9 @@ func (f *Follower) set(o *object, value metav1.Object) {
 		value.SetManagedFields(nil)
 	}
 	same := o.known && (value == nil) == (o.value == nil) && (value == nil || sameContent(value, o.value))
-	o.known, o.value = true, value
-	if same {
+	failed := o.err != nil
+	o.known, o.value, o.err = true, value, nil
+	if same && !failed {
 		return
 	}
 	for h := range o.holders {

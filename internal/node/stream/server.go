@@ -74,7 +74,9 @@ type Options struct {
 	Authorities func() ([]byte, error)
 	// Dir is where the certificate that it serves with is kept.
 	Dir string
-	Log *slog.Logger
+	// State answers what this node does for Services; nil: nobody does.
+	State http.Handler
+	Log   *slog.Logger
 }
 
 // Server serves a node's Pods.
@@ -173,6 +175,9 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /runningpods/", s.pods)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /logs/", machineLogs)
+	if s.State != nil {
+		mux.Handle("GET /state", s.State)
+	}
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
 	for _, path := range []string{"/{namespace}/{pod}/{container}", "/{namespace}/{pod}/{uid}/{container}"} {
 		for _, method := range []string{"GET ", "POST "} {

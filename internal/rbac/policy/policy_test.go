@@ -59,7 +59,7 @@ func TestDocument(t *testing.T) {
 			may = append(may, text(rule))
 		}
 		switch {
-		case r.name == identity.MachineLB:
+		case r.name == identity.MachineLB || r.name == identity.LBCertificates:
 			r.who = append(r.who, "nobody by default")
 		case len(r.who) == 0:
 			t.Errorf("nobody has the role %s", r.name)

@@ -1,0 +1,80 @@
+// Command lb measures Portal's balancer beside nginx, HAProxy, Caddy and Go's ReverseProxy: requests, connections and bytes for each
+// second of the balancer's own CPU time, the tail of latencies, the cost of many routes, and the memory of idle connections.
+//
+// Every subject has one thread and the same endpoint, an nginx that answers by itself. Load comes from wrk and h2load on the same
+// machine, so what counts is the subject's CPU time. The order of the subjects alternates from round to round.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+	"strings"
+
+	"portal/bench/report"
+)
+
+type options struct {
+	subjects string
+	caddy    string
+	seconds  int
+	rounds   int
+	idle     int
+	output   string
+}
+
+func main() {
+	log.SetFlags(0)
+	var o options
+	var s serving
+	flag.StringVar(&o.subjects, "subjects", "nginx,HAProxy,Caddy,ReverseProxy,Portal", "whom to measure")
+	flag.StringVar(&o.caddy, "caddy", ".cache/peers/caddy", "Caddy's binary; without it Caddy is left out")
+	flag.IntVar(&o.seconds, "seconds", 4, "length of each measurement")
+	flag.IntVar(&o.rounds, "rounds", 3, "rounds, which alternate the order of the subjects; medians are reported")
+	flag.IntVar(&o.idle, "idle", 10_000, "idle connections whose memory is measured; 0: skip it")
+	flag.StringVar(&o.output, "o", "", "JSON file to write the figures to")
+	flag.StringVar(&s.kind, "serve", "", "be a subject instead: portal or reverseproxy")
+	flag.StringVar(&s.listen, "listen", "", "a subject's first address")
+	flag.StringVar(&s.endpoint, "endpoint", "", "a subject's endpoint")
+	flag.StringVar(&s.cert, "cert", "", "a subject's certificate")
+	flag.StringVar(&s.key, "key", "", "a subject's key")
+	flag.IntVar(&s.hosts, "hosts", 0, "how many hosts with ten paths each a subject has routes for")
+	flag.Parse()
+	if s.kind != "" {
+		log.Fatal(serve(s))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	dir, err := os.MkdirTemp("", "bench-lb")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	b := &bench{options: o, dir: dir, ctx: ctx, report: report.New("lb", "Load balancer", []string{nginx, haproxy, caddy, reverseProxy}, []string{portal})}
+	b.report.Note("Every subject has one thread, or GOMAXPROCS=1. Load is from wrk (one thread, %d connections) and h2load on the same machine; figures are for each second of the subject's own CPU time, medians of %d rounds.", connections, o.rounds)
+	defer b.stop()
+	if err := b.start(strings.Split(o.subjects, ",")); err != nil {
+		return err
+	}
+	if err := b.measure(); err != nil {
+		return err
+	}
+	b.judge()
+	met, err := b.report.Finish(o.output)
+	if err == nil && !met {
+		err = errors.New("not every target was met")
+	}
+	return err
+}
+
+func logf(format string, args ...any) { fmt.Printf(format+"\n", args...) }

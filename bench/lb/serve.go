@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"net/url"
+	"os"
+
+	"portal/internal/lb/config"
+	"portal/internal/lb/engine"
+	"portal/internal/lb/web"
+)
+
+// serving is what a process that is a subject itself needs.
+type serving struct {
+	kind, listen, endpoint string
+	cert, key              string
+	hosts                  int
+}
+
+// Listeners are on this and the following ports of the address: HTTP, HTTPS, TCP.
+const (
+	plainPort = iota
+	securePort
+	tcpPort
+	ports
+)
+
+func (s serving) address(port int) (netip.AddrPort, error) {
+	first, err := netip.ParseAddrPort(s.listen)
+	return netip.AddrPortFrom(first.Addr(), first.Port()+uint16(port)), err
+}
+
+// serve is a subject: Portal's balancer, or Go's ReverseProxy. It runs until it is killed.
+func serve(s serving) error {
+	switch s.kind {
+	case "portal":
+		return servePortal(s)
+	case "reverseproxy":
+		return serveReverseProxy(s)
+	}
+	return fmt.Errorf("-serve %s: want portal or reverseproxy", s.kind)
+}
+
+func servePortal(s serving) error {
+	endpoint, err := netip.ParseAddrPort(s.endpoint)
+	if err != nil {
+		return err
+	}
+	chain, err := os.ReadFile(s.cert)
+	if err != nil {
+		return err
+	}
+	key, err := os.ReadFile(s.key)
+	if err != nil {
+		return err
+	}
+	routes := []config.Route{{Pool: "http"}}
+	for h := range s.hosts {
+		for p := range 10 {
+			routes = append(routes, config.Route{Host: fmt.Sprintf("host-%d.example.com", h), Path: fmt.Sprintf("/app/%d", p), Match: config.Prefix, Pool: "http"})
+		}
+	}
+	endpoints := []config.Endpoint{{Address: endpoint}}
+	c := config.Config{
+		Pools: map[string]*config.Pool{
+			"http": {Protocol: config.HTTP, Endpoints: endpoints},
+			"tcp":  {Protocol: config.TCP, Endpoints: endpoints},
+		},
+		Certificates: map[string]*config.Certificate{"a": {Chain: chain, Key: key}},
+	}
+	for port, protocol := range map[int]config.Protocol{plainPort: config.HTTP, securePort: config.HTTPS, tcpPort: config.TCP} {
+		at, err := s.address(port)
+		if err != nil {
+			return err
+		}
+		l := config.Listener{Name: string(protocol), Address: at, Protocol: protocol, Limits: config.Limits{ClientConnections: config.DefaultConnections}}
+		switch protocol {
+		case config.TCP:
+			l.Pool = "tcp"
+		case config.HTTPS:
+			l.TLS = &config.TLS{Certificates: []string{"a"}}
+			l.Routes = routes
+		default:
+			l.Routes = routes
+		}
+		c.Listeners = append(c.Listeners, l)
+	}
+	server := web.New(web.Options{})
+	e := engine.New(engine.Options{Web: server.Web, Applied: server.Applied})
+	if err := e.Apply(c); err != nil {
+		return err
+	}
+	server.Run(context.Background())
+	return errors.New("it ended by itself")
+}
+
+func serveReverseProxy(s serving) error {
+	to, err := url.Parse("http://" + s.endpoint)
+	if err != nil {
+		return err
+	}
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(to)
+			r.SetXForwarded()
+		},
+		// The default keeps two connections to an endpoint.
+		Transport: &http.Transport{MaxIdleConnsPerHost: 512, DisableCompression: true},
+		ErrorLog:  log.New(os.Stderr, "", 0),
+		// Clients that are cut off at the end of a measurement are no error.
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
+	}
+	pair, err := tls.LoadX509KeyPair(s.cert, s.key)
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, 2)
+	for _, port := range []int{plainPort, securePort} {
+		at, err := s.address(port)
+		if err != nil {
+			return err
+		}
+		l, err := net.Listen("tcp", at.String())
+		if err != nil {
+			return err
+		}
+		h := &http.Server{Handler: proxy}
+		if port == securePort {
+			h.TLSConfig = &tls.Config{Certificates: []tls.Certificate{pair}}
+			go func() { failed <- h.ServeTLS(l, "", "") }()
+			continue
+		}
+		go func() { failed <- h.Serve(l) }()
+	}
+	return <-failed
+}

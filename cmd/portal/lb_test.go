@@ -1,0 +1,48 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"portal/internal/lb"
+)
+
+// TestBalancerFlags: which ways to announce can be combined, and what is said of flags that can't be used.
+func TestBalancerFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                "",
+		"--announce=none": "",
+		"--announce=bgp":  "",
+		"--announce=l2,bgp --bgp-peer=192.0.2.1;as=64500 --interface=eth0": "",
+		"--announce=bgp --bgp-on-stop=keep":                                "",
+		"--announce=arp":                                                   `--announce: "arp" is not one of l2, bgp, none`,
+		"--announce=none,bgp":                                              `--announce: "none,bgp" is not one of`,
+		"--announce=bgp --interface=eth0":                                  "--interface: needs --announce l2",
+		"--bgp-peer=192.0.2.1":                                             "--bgp-peer: needs --announce bgp",
+		"--announce=bgp --bgp-peer=router":                                 `--bgp-peer "router": "router" is not an address`,
+		"--announce=bgp --bgp-peer=192.0.2.1 --bgp-peer=192.0.2.1;as=1":    "--bgp-peer: peer 192.0.2.1 is there twice",
+		"--announce=bgp --bgp-on-stop=leave":                               `--bgp-on-stop: "leave" is not one of withdraw, keep`,
+	} {
+		var o balancerOptions
+		flags := pflag.NewFlagSet("lb", pflag.ContinueOnError)
+		o.addFlags(flags, "", "")
+		if err := flags.Parse(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := o.read()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", args, err, want)
+		}
+		if err != nil {
+			continue
+		}
+		var out lb.Options
+		o.apply(&out)
+		if out.BGP != strings.Contains(args, "bgp") || out.Layer2 != (!strings.Contains(args, "announce") || strings.Contains(args, "l2")) ||
+			out.KeepOnStop != strings.Contains(args, "keep") || len(out.Peers) != strings.Count(args, "bgp-peer") {
+			t.Errorf("%s: %+v", args, out)
+		}
+	}
+}
