@@ -1,0 +1,64 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"portal/internal/trace"
+)
+
+// printTrace writes a packet's way for people: first how it ends, then how it comes there.
+func printTrace(w io.Writer, r *trace.Report) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: %s\n\n", strings.ToUpper(string(r.Verdict)), r.Reason)
+	fmt.Fprintf(&b, "  %-9s %s", "from", r.From)
+	if r.Source.IsValid() {
+		fmt.Fprintf(&b, ", %s", r.Source)
+	}
+	fmt.Fprintf(&b, "\n  %-9s %s", "to", r.To)
+	if !strings.Contains(r.To, "/") {
+		fmt.Fprintf(&b, "/%s", r.Protocol)
+	}
+	b.WriteByte('\n')
+	node := ""
+	for _, s := range r.Steps {
+		if s.Kind == "end" {
+			continue // the first line has said it
+		}
+		if s.Node != node && s.Node != "" {
+			fmt.Fprintf(&b, "on node %s\n", s.Node)
+		}
+		node = s.Node
+		fmt.Fprintf(&b, "  %-9s %s\n", s.Kind, s.Text)
+	}
+	if len(r.Ends) > 0 {
+		b.WriteString("arrives at\n")
+	}
+	for i, e := range r.Ends {
+		if i == 20 && len(r.Ends) > 25 {
+			fmt.Fprintf(&b, "  and %d more (-o json shows all)\n", len(r.Ends)-i)
+			break
+		}
+		who := "outside of the cluster"
+		switch {
+		case e.Pod != "":
+			who = fmt.Sprintf("Pod %s on node %s", e.Pod, e.Node)
+		case e.Node != "":
+			who = "node " + e.Node
+		}
+		sees := "sees the sender's address"
+		if e.Masqueraded {
+			sees = "sees an address of node " + e.SourceNode
+		}
+		fmt.Fprintf(&b, "  %-9s %s, %s, %s\n", fmt.Sprintf("%.4g %%", 100*e.Odds), e.Address, who, sees)
+	}
+	if len(r.Assumptions) > 0 {
+		b.WriteString("assumed\n")
+	}
+	for _, a := range r.Assumptions {
+		fmt.Fprintf(&b, "  %s\n", a)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,217 @@
+package top
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Messages of ctnetlink, and where they are sent to.
+const (
+	msgNew, msgGet, msgDelete = 0, 1, 2
+	groupNew, groupDestroy    = 1, 3
+	nfgenLen                  = 4
+)
+
+// Kernel is the connection tracking of one network namespace, seen through sockets that were opened there.
+type Kernel struct {
+	events, dump int
+	room         []byte
+	messages     []message
+	vectors      []unix.Iovec
+	seq          uint32
+	// Accounting: the kernel counts bytes. Events: it reports what begins and ends.
+	Accounting, Events bool
+}
+
+// message is a struct mmsghdr.
+type message struct {
+	header unix.Msghdr
+	n      uint32
+	_      uint32
+}
+
+const (
+	// batch is how many events are read with one system call, each of at most eventLen.
+	batch, eventLen = 256, 1024
+	// eventRoom is how much the kernel keeps for us between two readings.
+	eventRoom = 32 << 20
+	dumpRoom  = 256 << 10
+)
+
+// Open opens sockets to the network namespace of the calling thread. Events are kept from then on.
+func Open() (*Kernel, error) {
+	k := &Kernel{events: -1, dump: -1, room: make([]byte, max(dumpRoom, batch*eventLen)), messages: make([]message, batch), vectors: make([]unix.Iovec, batch)}
+	for i := range k.messages {
+		k.vectors[i].Base = &k.room[i*eventLen]
+		k.vectors[i].SetLen(eventLen)
+		k.messages[i].header.Iov = &k.vectors[i]
+		k.messages[i].header.SetIovlen(1)
+	}
+	var err error
+	if k.dump, err = socket(0); err == nil {
+		k.events, err = socket(1<<(groupNew-1) | 1<<(groupDestroy-1))
+	}
+	if err != nil {
+		k.Close()
+		return nil, err
+	}
+	// Without the right to force it, the kernel's limit has to do.
+	if unix.SetsockoptInt(k.events, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventRoom) != nil {
+		_ = unix.SetsockoptInt(k.events, unix.SOL_SOCKET, unix.SO_RCVBUF, eventRoom)
+	}
+	k.Accounting = setting("nf_conntrack_acct") == "1"
+	k.Events = setting("nf_conntrack_events") != "0"
+	return k, nil
+}
+
+func setting(name string) string {
+	data, err := os.ReadFile("/proc/sys/net/netfilter/" + name)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}
+
+func socket(groups uint32) (int, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return -1, fmt.Errorf("open a netlink socket to conntrack: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+		_ = unix.Close(fd)
+		if errors.Is(err, unix.EPERM) {
+			return -1, errors.New("connection tracking can be read by root only: run this as root")
+		}
+		return -1, fmt.Errorf("follow conntrack: %w", err)
+	}
+	return fd, nil
+}
+
+// Close closes the sockets. The kernel stops making events for us.
+func (k *Kernel) Close() {
+	for _, fd := range []int{k.events, k.dump} {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+	}
+	k.events, k.dump = -1, -1
+}
+
+// Sample has the kernel keep one event in so many; it must be a power of two.
+func (k *Kernel) Sample(oneIn uint32) error {
+	if oneIn <= 1 {
+		err := unix.SetsockoptInt(k.events, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
+		if errors.Is(err, unix.ENOENT) {
+			err = nil
+		}
+		return err
+	}
+	const random = 0xfffff000 + 56 // SKF_AD_OFF + SKF_AD_RANDOM
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: random},
+		{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: oneIn - 1},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 0, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 1 << 18},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+	}
+	return unix.SetsockoptSockFprog(k.events, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+}
+
+// ReadEvents reads what has come so far, without waiting. lost: there was more than the kernel could keep.
+func (k *Kernel) ReadEvents(got func(e *Entry, ended bool)) (lost bool, err error) {
+	var e Entry
+	for {
+		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(k.events), uintptr(unsafe.Pointer(&k.messages[0])), batch, unix.MSG_DONTWAIT, 0, 0)
+		switch errno {
+		case 0:
+		case unix.EINTR:
+			continue
+		case unix.ENOBUFS:
+			lost = true
+			continue
+		case unix.EAGAIN:
+			return lost, nil
+		default:
+			return lost, fmt.Errorf("read events of conntrack: %w", errno)
+		}
+		for i := range int(n) {
+			each(k.room[i*eventLen:][:min(k.messages[i].n, eventLen)], func(typ uint16, attrs []byte) bool {
+				if e.parse(attrs) {
+					got(&e, typ&0xff == msgDelete)
+				}
+				return true
+			})
+		}
+		if n < batch {
+			return lost, nil
+		}
+	}
+}
+
+// each goes through messages; the function is not called for the kernel's own.
+func each(b []byte, do func(typ uint16, attrs []byte) bool) (done bool, err error) {
+	for len(b) >= unix.NLMSG_HDRLEN {
+		n := int(binary.NativeEndian.Uint32(b))
+		if n < unix.NLMSG_HDRLEN || n > len(b) {
+			return false, nil
+		}
+		switch typ := binary.NativeEndian.Uint16(b[4:]); typ {
+		case unix.NLMSG_DONE:
+			return true, nil
+		case unix.NLMSG_ERROR:
+			if n >= unix.NLMSG_HDRLEN+4 {
+				if code := int32(binary.NativeEndian.Uint32(b[unix.NLMSG_HDRLEN:])); code != 0 {
+					return true, unix.Errno(-code)
+				}
+			}
+			return true, nil
+		default:
+			if typ>>8 == unix.NFNL_SUBSYS_CTNETLINK && n >= unix.NLMSG_HDRLEN+nfgenLen && !do(typ, b[unix.NLMSG_HDRLEN+nfgenLen:n]) {
+				return true, nil
+			}
+		}
+		b = b[min((n+3)&^3, len(b)):]
+	}
+	return false, nil
+}
+
+// Dump reads all that is tracked. What comes or goes meanwhile may be missing.
+func (k *Kernel) Dump(got func(*Entry)) error {
+	k.seq++
+	req := binary.NativeEndian.AppendUint32(nil, unix.NLMSG_HDRLEN+nfgenLen)
+	req = binary.NativeEndian.AppendUint16(req, unix.NFNL_SUBSYS_CTNETLINK<<8|msgGet)
+	req = binary.NativeEndian.AppendUint16(req, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
+	req = binary.NativeEndian.AppendUint32(req, k.seq)
+	req = append(binary.NativeEndian.AppendUint32(req, 0), unix.AF_UNSPEC, 0, 0, 0)
+	if err := unix.Sendto(k.dump, req, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("ask conntrack: %w", err)
+	}
+	var e Entry
+	for {
+		n, _, err := unix.Recvfrom(k.dump, k.room[:dumpRoom], 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("read conntrack: %w", err)
+		}
+		done, err := each(k.room[:n], func(_ uint16, attrs []byte) bool {
+			if e.parse(attrs) {
+				got(&e)
+			}
+			return true
+		})
+		if err != nil {
+			return fmt.Errorf("read conntrack: %w", err)
+		}
+		if done {
+			return nil
+		}
+	}
+}
