@@ -18,7 +18,7 @@ type statusServer struct {
 	s *http.Server
 }
 
-func newStatusServer(addr string, registry *prometheus.Registry, ready func() bool) (*statusServer, error) {
+func newStatusServer(addr string, registry prometheus.Gatherer, ready func() bool) (*statusServer, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, err

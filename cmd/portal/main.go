@@ -42,6 +42,9 @@ func run(ctx context.Context, args []string, stderr io.Writer) int {
 	if err == nil || stopped(ctx, err) {
 		return 0
 	}
+	if errors.As(err, &foundError{}) {
+		return 1
+	}
 	fmt.Fprintf(stderr, "portal: %s\n", strings.ReplaceAll(err.Error(), "\n", "; "))
 	if errors.As(err, &usageError{}) {
 		return 2
@@ -64,7 +67,7 @@ func newRootCommand() *cobra.Command {
 		Args:          subcommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(flagError)
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.AddCommand(
 		newUpCommand(),
@@ -78,9 +81,14 @@ func newRootCommand() *cobra.Command {
 		newRegisterCommand(),
 		newDeregisterCommand(),
 		newLabCommand(),
+		newTraceCommand(),
+		newTopCommand(),
 		newEnvCommand(),
 		newEchoCommand(),
+		newExplainCommand(),
+		newStatusCommand(),
 		newAuditCommand(),
+		newConsoleCommand(),
 		newCertsCommand(),
 		newTokenCommand(),
 		newStorageCommand(),
@@ -97,7 +105,7 @@ func subcommand(cmd *cobra.Command, args []string) error {
 	}
 	cmd.SuggestionsMinimumDistance = 2
 	hint := fmt.Sprintf("%s --help lists the commands", cmd.CommandPath())
-	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
+	if similar := closest(args[0], cmd.SuggestionsFor(args[0])); len(similar) > 0 {
 		hint = "did you mean " + strings.Join(similar, " or ") + "?"
 	}
 	return usageError{fmt.Errorf("unknown command %q: %s", strings.TrimPrefix(cmd.CommandPath()+" "+args[0], cmd.Root().Name()+" "), hint)}

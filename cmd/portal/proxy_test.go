@@ -41,7 +41,7 @@ func TestProxyMistakes(t *testing.T) {
 		want string
 	}{
 		{"argument", []string{"now"}, `portal proxy takes no arguments, only flags: "now"`},
-		{"flag", []string{"--proxy-mod", "x"}, "unknown flag: --proxy-mod"},
+		{"flag", []string{"--proxy-mod", "x"}, "unknown flag --proxy-mod: did you mean --proxy-mode?"},
 		{"mode", []string{"--proxy-mode", "fast"}, `--proxy-mode: "fast" is not one of auto, nftables, iptables`},
 		{"cluster CIDR", []string{"--cluster-cidr", "10.0.0.0/8,11.0.0.0/8"}, `--cluster-cidr: "10.0.0.0/8,11.0.0.0/8" has more than one prefix of a family`},
 		{"node ports", []string{"--nodeport-addresses", "here"}, `--nodeport-addresses: "here" is neither a prefix such as 192.0.2.0/24 nor one of primary, localhost, all`},

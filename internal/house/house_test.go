@@ -79,13 +79,13 @@ func standard(imported string) bool {
 // early are the packages in which the binary takes over under another name.
 var early = []string{"internal/node/runtime/shim", "internal/lab/machine"}
 
-var modes = []string{"nftables", "iptables", "ipvs", "userspace", "ebpf"}
+var modes = []string{"nftables", "iptables", "ipvs", "userspace"}
 
 // TestImports enforces the direction in which data flows: what users asked for → what it means here → what the kernel does.
 func TestImports(t *testing.T) {
 	mayUseClientGo := []string{
 		// store has to name one of its types, because k8s.io/apiserver does in the signature of a storage decorator.
-		"cmd", "test", "bench", "internal/store", "internal/apiserver", "internal/audit", "internal/server", "internal/controllers", "internal/intent/watch", "internal/join", "internal/lab", "internal/lb", "internal/node", "internal/up",
+		"cmd", "test", "bench", "internal/store", "internal/apiserver", "internal/audit", "internal/console", "internal/server", "internal/controllers", "internal/explain/gather", "internal/intent/watch", "internal/join", "internal/lab", "internal/lb", "internal/node", "internal/up",
 	}
 	for _, f := range files(t) {
 		for _, imported := range f.imports {

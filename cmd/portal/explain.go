@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"portal/internal/explain"
+	"portal/internal/explain/gather"
+)
+
+// foundError makes the exit status 1 and prints nothing: what was found has been said.
+type foundError struct{}
+
+func (foundError) Error() string { return "something is wrong" }
+
+type explainOptions struct {
+	kubeconfig, context string
+	namespace           string
+	output              string
+	zone                string
+	verbose             bool
+	nodes               bool
+	probe               bool
+	timeout             time.Duration
+}
+
+func newExplainCommand() *cobra.Command {
+	var o explainOptions
+	cmd := &cobra.Command{
+		Use:   "explain [service NAME | pod NAME | name DNS-NAME | address IP[:PORT] | ingress NAME]",
+		Short: "Why a Service, Pod, name, address or Ingress does or does not answer",
+		Long: `Look at everything between a name and the process that should answer: the Service, its selector, Pods, ports, EndpointSlices,
+policies, nodes, their proxies, DNS. The first line says what is wrong; then comes the evidence, and what to type. Without arguments it looks
+at all Services and lists what is wrong, the worst first.
+
+It only reads, works with any Kubernetes, and says what it may not see. The exit status is 0 if nothing is wrong and 1 if something is.`,
+		Example: `  portal explain
+  portal explain service web -n shop
+  portal explain name web.shop
+  portal explain address 10.96.12.7:80`,
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
+	}
+	f := cmd.Flags()
+	o.addFlags(cmd)
+	f.StringVarP(&o.namespace, "namespace", "n", "default", "namespace of the object; of a name: that of the Pod that looks it up")
+	f.StringVar(&o.zone, "zone", "cluster.local", "the cluster's DNS zone")
+	f.BoolVar(&o.probe, "probe", true, "have nodes connect to the Service that is asked about, and ask DNS for a name")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "print what is as it should be, too")
+	return cmd
+}
+
+// addFlags adds what `portal status` has too.
+func (o *explainOptions) addFlags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
+	f.StringVar(&o.context, "context", "", "context of the kubeconfig")
+	f.StringVarP(&o.output, "output", "o", "", "json for programs")
+	f.BoolVar(&o.nodes, "ask-nodes", true, "ask nodes for what they know: needs the right to get nodes/proxy")
+	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "time limit for reading everything")
+}
+
+// question reads the arguments.
+func (o *explainOptions) question(args []string) (explain.Question, error) {
+	if len(args) == 0 {
+		return explain.Question{}, nil
+	}
+	kind, name := strings.ToLower(args[0]), ""
+	if k, n, ok := strings.Cut(args[0], "/"); ok && len(args) == 1 {
+		kind, name = strings.ToLower(k), n
+	} else if len(args) == 2 {
+		name = args[1]
+	}
+	switch kind {
+	case "svc", "services":
+		kind = "service"
+	case "po", "pods":
+		kind = "pod"
+	case "ing", "ingresses":
+		kind = "ingress"
+	}
+	if !slices.Contains(explain.Kinds, kind) {
+		return explain.Question{}, fmt.Errorf("%q can't be explained: want service NAME, pod NAME, name DNS-NAME, address IP[:PORT] or ingress NAME", args[0])
+	}
+	if name == "" || len(args) > 2 {
+		return explain.Question{}, fmt.Errorf("explain %s takes one name: %q", kind, args[1:])
+	}
+	q := explain.Question{Kind: kind, Name: name}
+	if kind != "address" {
+		q.Namespace = o.namespace
+	}
+	if namespace, rest, ok := strings.Cut(name, "/"); ok && kind != "address" && kind != "name" {
+		q.Namespace, q.Name = namespace, rest
+	}
+	return q, nil
+}
+
+func (o *explainOptions) run(cmd *cobra.Command, args []string) error {
+	q, err := o.question(args)
+	if err != nil {
+		return usageError{err}
+	}
+	options := gather.Options{Zone: strings.Trim(o.zone, "."), Namespace: o.namespace, SkipNodes: !o.nodes, Probe: o.probe}
+	if q.Kind == "service" {
+		options.Service = q.Namespace + "/" + q.Name
+	}
+	if q.Namespace != "" {
+		options.Namespace = q.Namespace
+	}
+	evidence, err := o.gather(cmd, options)
+	if err != nil {
+		return err
+	}
+	answer, err := explain.Ask(explain.Look(evidence), q)
+	if err != nil {
+		return usageError{err}
+	}
+	if o.output == "json" {
+		err = printJSON(cmd.OutOrStdout(), answer)
+	} else {
+		err = explain.Print(cmd.OutOrStdout(), answer, o.verbose)
+	}
+	if err == nil && !answer.Healthy {
+		err = foundError{}
+	}
+	return err
+}
+
+// gather reads the evidence, within the time limit.
+func (o *explainOptions) gather(cmd *cobra.Command, options gather.Options) (*explain.Evidence, error) {
+	if o.output != "" && o.output != "json" {
+		return nil, usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
+	}
+	if o.timeout <= 0 {
+		return nil, usageError{errors.New("--timeout: must be more than 0")}
+	}
+	config, err := apiConfigFor(o.kubeconfig, o.context)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
+	defer cancel()
+	options.Config = config
+	return gather.Gather(ctx, options)
+}

@@ -1,0 +1,376 @@
+package console
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	maxEndpoints = 1000
+	maxPods      = 500
+	maxEvents    = 50
+	// findingsEvery is the shortest time between two looks for findings. Looks that take long are rarer: at most a tenth of the time
+	// is spent on them.
+	findingsEvery   = 2 * time.Second
+	findingsTimeout = 20 * time.Second
+)
+
+// Pod is one that a Service's selector matches.
+type Pod struct {
+	Name  string `json:"name"`
+	Phase string `json:"phase"`
+	Ready bool   `json:"ready"`
+	// Reason is why it is not ready.
+	Reason      string `json:"reason,omitempty"`
+	Node        string `json:"node,omitempty"`
+	IP          string `json:"ip,omitempty"`
+	Terminating bool   `json:"terminating,omitempty"`
+}
+
+// Event is one about the Service.
+type Event struct {
+	Type    string    `json:"type"`
+	Reason  string    `json:"reason"`
+	Message string    `json:"message"`
+	Count   int32     `json:"count"`
+	Last    time.Time `json:"last"`
+	From    string    `json:"from,omitempty"`
+}
+
+// Detail is all that a Service's page shows.
+type Detail struct {
+	Found     bool       `json:"found"`
+	Row       Row        `json:"service"`
+	Selector  string     `json:"selector,omitempty"`
+	Headless  bool       `json:"headless,omitempty"`
+	Policies  []Policy   `json:"policies,omitempty"`
+	Endpoints []Endpoint `json:"endpoints,omitempty"`
+	// More counts the endpoints that are left out.
+	More     int       `json:"more,omitempty"`
+	Nodes    []Node    `json:"nodes,omitempty"`
+	Pods     []Pod     `json:"pods,omitempty"`
+	Events   []Event   `json:"events,omitempty"`
+	Findings []Finding `json:"findings,omitempty"`
+	Status   Status    `json:"status"`
+	// Hidden are what this user may not see of it.
+	Hidden []string `json:"hidden,omitempty"`
+}
+
+// Policy is a setting that changes which endpoints get a packet.
+type Policy struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	Means string `json:"means"`
+}
+
+// policies lists what differs from the default, in words.
+func policies(svc *corev1.Service) (out []Policy) {
+	add := func(name, value, means string) { out = append(out, Policy{name, value, means}) }
+	spec := svc.Spec
+	if deref(spec.InternalTrafficPolicy) == corev1.ServiceInternalTrafficPolicyLocal {
+		add("internalTrafficPolicy", "Local", "from inside the cluster, only endpoints on the client's own node")
+	}
+	if spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+		add("externalTrafficPolicy", "Local", "from outside, only endpoints on the node that the packet came to")
+	}
+	if spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		add("sessionAffinity", "ClientIP", "a client stays with the endpoint that it had")
+	}
+	if value := deref(spec.TrafficDistribution); value != "" {
+		add("trafficDistribution", value, "endpoints nearby come first")
+	}
+	if len(spec.LoadBalancerSourceRanges) > 0 {
+		add("loadBalancerSourceRanges", strings.Join(spec.LoadBalancerSourceRanges, ", "), "other clients are dropped")
+	}
+	if spec.PublishNotReadyAddresses {
+		add("publishNotReadyAddresses", "true", "Pods that are not ready get traffic too")
+	}
+	return out
+}
+
+// page gathers what only one Service's page needs, beside its session's feed.
+type page struct {
+	mu       sync.Mutex
+	changed  chan struct{}
+	pods     map[string]Pod
+	events   map[string]Event
+	findings []Finding
+	hidden   map[string]bool
+}
+
+func newPage() *page {
+	return &page{changed: make(chan struct{}), pods: map[string]Pod{}, events: map[string]Event{}, hidden: map[string]bool{}}
+}
+
+func (p *page) change(do func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	do()
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+func newPod(from *corev1.Pod) Pod {
+	pod := Pod{Name: from.Name, Phase: string(from.Status.Phase), Node: from.Spec.NodeName, IP: from.Status.PodIP, Terminating: from.DeletionTimestamp != nil}
+	for _, condition := range from.Status.Conditions {
+		switch {
+		case condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue:
+			pod.Ready = true
+		case condition.Type == corev1.PodReady:
+			pod.Reason = cmp.Or(pod.Reason, condition.Message, condition.Reason)
+		case condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse:
+			pod.Reason = condition.Message
+		}
+	}
+	for _, container := range from.Status.ContainerStatuses {
+		if waiting := container.State.Waiting; waiting != nil && waiting.Reason != "" {
+			pod.Reason = container.Name + ": " + strings.TrimSuffix(waiting.Reason+": "+waiting.Message, ": ")
+		}
+	}
+	if pod.Ready {
+		pod.Reason = ""
+	}
+	return pod
+}
+
+func newEvent(from *corev1.Event) Event {
+	e := Event{
+		Type: from.Type, Reason: from.Reason, Message: from.Message, Count: max(from.Count, 1), Last: from.LastTimestamp.Time,
+		From: cmp.Or(from.ReportingController, from.Source.Component),
+	}
+	if from.Series != nil {
+		e.Count, e.Last = from.Series.Count, from.Series.LastObservedTime.Time
+	}
+	for _, other := range []time.Time{from.EventTime.Time, from.CreationTimestamp.Time} {
+		if e.Last.IsZero() {
+			e.Last = other
+		}
+	}
+	return e
+}
+
+// followEvents watches the Events about a Service.
+func (p *page) followEvents(ctx context.Context, client kubernetes.Interface, k key) {
+	about := fields.Set{"involvedObject.kind": "Service", "involvedObject.name": k.name}.String()
+	put := func(e *corev1.Event) { p.change(func() { p.events[e.Name] = newEvent(e) }) }
+	follow(ctx, client.CoreV1().RESTClient(), "events", k.namespace, &corev1.Event{}, sink[*corev1.Event]{
+		put: put, drop: func(e *corev1.Event) { p.change(func() { delete(p.events, e.Name) }) },
+		replace: func(_ string, list []*corev1.Event) {
+			p.change(func() {
+				clear(p.events)
+				for _, e := range list {
+					p.events[e.Name] = newEvent(e)
+				}
+			})
+		},
+	}, func(o *metav1.ListOptions) { o.FieldSelector = about })
+}
+
+// followPods watches the Pods that a selector matches.
+func (p *page) followPods(ctx context.Context, client kubernetes.Interface, namespace, selector string) {
+	put := func(pod *corev1.Pod) {
+		p.change(func() {
+			if _, known := p.pods[pod.Name]; known || len(p.pods) < maxPods {
+				p.pods[pod.Name] = newPod(pod)
+			}
+		})
+	}
+	follow(ctx, client.CoreV1().RESTClient(), "pods", namespace, &corev1.Pod{}, sink[*corev1.Pod]{
+		put: put, drop: func(pod *corev1.Pod) { p.change(func() { delete(p.pods, pod.Name) }) },
+		replace: func(_ string, list []*corev1.Pod) {
+			p.change(func() { clear(p.pods) })
+			for _, pod := range list {
+				put(pod)
+			}
+		},
+	}, func(o *metav1.ListOptions) { o.LabelSelector = selector })
+}
+
+// detail is what is known of a Service, and what is closed when that changes.
+func (f *feed) detail(k key) (Detail, <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := Detail{Status: f.status}
+	e := f.services[k]
+	if e == nil || e.svc == nil {
+		return out, f.changed
+	}
+	out.Found, out.Row, out.Selector, out.Policies = true, e.row, selectorText(e.svc.Spec.Selector), policies(e.svc)
+	out.Headless = e.svc.Spec.ClusterIP == corev1.ClusterIPNone
+	out.Endpoints = e.endpoints
+	if len(out.Endpoints) > maxEndpoints {
+		out.More, out.Endpoints = len(out.Endpoints)-maxEndpoints, out.Endpoints[:maxEndpoints]
+	}
+	seen := map[string]bool{}
+	for _, one := range out.Endpoints {
+		if node := f.nodes[one.Node]; node != nil && !seen[one.Node] {
+			seen[one.Node] = true
+			copied := *node
+			copied.Endpoints = 0 // those of other Services change all the time
+			out.Nodes = append(out.Nodes, copied)
+		}
+	}
+	slices.SortFunc(out.Nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
+	return out, f.changed
+}
+
+// add puts what the page gathered into a Detail.
+func (p *page) add(to *Detail) <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	to.Pods = slices.SortedFunc(maps.Values(p.pods), func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
+	to.Events = slices.SortedFunc(maps.Values(p.events), func(a, b Event) int {
+		return cmp.Or(b.Last.Compare(a.Last), strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
+	})
+	to.Events = to.Events[:min(len(to.Events), maxEvents)]
+	to.Findings = p.findings
+	to.Hidden = slices.Sorted(maps.Keys(p.hidden))
+	return p.changed
+}
+
+// streamService sends all about one Service, whenever something of it changes.
+func (c *Console) streamService(w http.ResponseWriter, r *http.Request, s *session) {
+	k := key{r.PathValue("namespace"), r.PathValue("name")}
+	c.stream(w, r, s, func(ctx context.Context, f *feed, to *events) error {
+		client, err := kubernetes.NewForConfig(f.config)
+		if err != nil {
+			return err
+		}
+		ctx, stop := context.WithCancel(ctx)
+		var group sync.WaitGroup
+		defer group.Wait()
+		defer stop()
+		p := newPage()
+		group.Go(func() { p.look(ctx, f, client, k, &group) })
+		if c.opts.Findings != nil {
+			group.Go(func() { p.find(ctx, c.opts.Findings, s.config, f, k) })
+		}
+		f.awaitLists(ctx)
+		return pump(ctx, to, "detail", func() ([]byte, <-chan struct{}, error) {
+			out, first := f.detail(k)
+			second := p.add(&out)
+			data, err := json.Marshal(out)
+			return data, either(ctx, first, second), err
+		})
+	})
+}
+
+// either is closed when one of two channels is, or when ctx ends.
+func either(ctx context.Context, a, b <-chan struct{}) <-chan struct{} {
+	out := make(chan struct{})
+	go func() {
+		defer close(out)
+		select {
+		case <-a:
+		case <-b:
+		case <-ctx.Done():
+		}
+	}()
+	return out
+}
+
+// look watches Events and Pods as far as the user may, the Pods anew when the selector changes.
+func (p *page) look(ctx context.Context, f *feed, client kubernetes.Interface, k key, group *sync.WaitGroup) {
+	may := func(resource, called string) bool {
+		allowed, err := mayWatch(ctx, client, "", resource, k.namespace)
+		if err == nil && !allowed {
+			p.change(func() { p.hidden[called] = true })
+		}
+		return allowed
+	}
+	if may("events", "Events") {
+		group.Go(func() { p.followEvents(ctx, client, k) })
+	}
+	if !may("pods", "Pods") {
+		return
+	}
+	var selector string
+	stop := func() {}
+	for ctx.Err() == nil {
+		now, changed := f.detail(k)
+		if now.Selector != selector {
+			stop()
+			selector = now.Selector
+			p.change(func() { clear(p.pods) })
+			if _, err := labels.Parse(selector); selector != "" && err == nil {
+				var inner context.Context
+				inner, stop = context.WithCancel(ctx)
+				group.Go(func() { p.followPods(inner, client, k.namespace, now.Selector) })
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+	stop()
+}
+
+// find looks for findings at once, and again some time after something of the Service changed.
+func (p *page) find(ctx context.Context, look Findings, config *rest.Config, f *feed, k key) {
+	for ctx.Err() == nil {
+		started := time.Now()
+		limited, cancel := context.WithTimeout(ctx, findingsTimeout)
+		found, err := look(limited, config, k.namespace, k.name)
+		cancel()
+		if err != nil {
+			found = nil
+		}
+		seen := p.state(f, k)
+		p.change(func() { p.findings = found })
+		if !sleep(ctx, max(findingsEvery, 10*time.Since(started))) {
+			return
+		}
+		limit := time.After(time.Minute) // what is not watched changes too
+		for waiting := true; waiting && ctx.Err() == nil; {
+			out, changed := f.detail(k)
+			other := p.add(&out)
+			if p.state(f, k) != seen {
+				break
+			}
+			select {
+			case <-changed:
+			case <-other:
+			case <-limit:
+				waiting = false
+			case <-ctx.Done():
+			}
+		}
+	}
+}
+
+// state changes when something of the Service does, findings excepted.
+func (p *page) state(f *feed, k key) string {
+	out, _ := f.detail(k)
+	p.add(&out)
+	out.Findings, out.Status, out.Events = nil, Status{}, nil
+	data, err := json.Marshal(out)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// sleep waits, and reports whether ctx goes on.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,286 @@
+// Uses the console as a person does, in a real browser. The Go test that starts it says in $CONSOLE what is where:
+// url, kubeconfig, token and namespace of somebody with few rights, portal, control (starts and stops the server), shots, parts, strict.
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { mkdirSync, readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { promisify } from "node:util";
+import { chromium } from "playwright-core";
+
+const run = promisify(execFile);
+const given = JSON.parse(process.env.CONSOLE);
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const patience = 45_000;
+if (given.shots) mkdirSync(given.shots, { recursive: true });
+
+const browser = await chromium.launch({ executablePath: given.chromium, args: ["--no-sandbox", "--disable-dev-shm-usage"] });
+const problems = [];
+
+/** open is a window of its own, which notes every error and every request to elsewhere. */
+async function open(options = {}) {
+  const context = await browser.newContext({ ignoreHTTPSErrors: true, viewport: { width: 1280, height: 860 }, ...options });
+  const page = await context.newPage();
+  page.setDefaultTimeout(patience);
+  page.on("pageerror", (e) => problems.push(`the page failed: ${e.message}`));
+  page.on("console", (m) => m.type() === "error" && !page.expectErrors && problems.push(`the page logged: ${m.text()}`));
+  page.on("request", (r) => new URL(r.url()).hostname !== "127.0.0.1" && problems.push(`the page asked ${r.url()}`));
+  return page;
+}
+
+const kubectl = (...args) => run(given.portal, ["kubectl", "--kubeconfig", given.kubeconfig, ...args]);
+const control = async (what) => assert.equal((await fetch(`${given.control}/${what}`, { method: "POST" })).status, 200);
+const shot = async (page, name, whole = false) => given.shots && (await page.screenshot({ path: `${given.shots}/${name}.png`, fullPage: whole }));
+const step = (text) => console.log(`  ${text}`);
+
+/** accessible has axe look at a page. */
+async function accessible(page, name) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => window.axe.run());
+  for (const v of violations) problems.push(`${name}: ${v.id}: ${v.help}: ${v.nodes.map((n) => n.target.join(" ")).slice(0, 3).join("; ")}`);
+}
+
+async function signInWithFile(page) {
+  await page.setInputFiles("#kubeconfig", given.kubeconfig);
+  await page.getByRole("button", { name: "Sign in" }).click();
+}
+
+const rows = (page) => page.locator(".row");
+const chain = (page, health) => page.waitForSelector(`.chain[data-health="${health}"]`);
+
+async function tour() {
+  const page = await open();
+  await page.goto(given.url);
+  step("a wrong token is refused, with a reason");
+  await page.fill("input[name=token]", "nonsense");
+  page.expectErrors = true; // the browser logs the refusal
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByText("does not accept these credentials").waitFor();
+  page.expectErrors = false;
+  await accessible(page, "sign-in");
+  await shot(page, "signin");
+
+  step("a kubeconfig's certificate signs in; problems come first");
+  await signInWithFile(page);
+  await rows(page).first().waitFor();
+  await page.getByRole("status").filter({ hasText: "Live" }).waitFor();
+  assert.match(await rows(page).first().getAttribute("class"), /broken/);
+  assert.equal(await page.evaluate(() => document.cookie), "", "a script can read the session's cookie");
+  await accessible(page, "overview");
+  await shot(page, "overview");
+
+  step("filter and keyboard");
+  await page.keyboard.press("/");
+  await page.keyboard.type("ledger");
+  await page.waitForFunction(() => document.querySelectorAll(".row").length === 1);
+  await page.waitForFunction(() => location.search === "?q=ledger");
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: "ledger" }).waitFor();
+  await chain(page, "ok");
+
+  step("a fault shows in the picture while it is open");
+  await page.goto(given.url + "services/shop/web");
+  await chain(page, "ok");
+  await accessible(page, "service");
+  await shot(page, "service-healthy", true);
+  await kubectl("-n", "shop", "delete", "endpointslice", "web-1");
+  const since = Date.now();
+  await chain(page, "broken");
+  const took = Date.now() - since;
+  step(`the picture changed ${took} ms after the endpoints were gone`);
+  if (given.strict) assert.ok(took < 2000, `the picture took ${took} ms`);
+  await page.getByText("10.244.1.11 (web-11) was removed").waitFor();
+  await accessible(page, "broken service");
+  await shot(page, "service-broken", true);
+  await kubectl("apply", "-f", given.objects);
+  await chain(page, "ok");
+  await page.getByText("10.244.1.11 (web-11) was added, ready").waitFor();
+
+  step("every kind of Service has a page");
+  for (const [name, health] of [["cart", "warning"], ["search", "broken"], ["payments", "ok"], ["catalog", "ok"], ["orders", "broken"], ["edge", "warning"]]) {
+    await page.goto(given.url + "services/shop/" + name);
+    await chain(page, health);
+    await shot(page, "service-" + name, true);
+  }
+
+  step("what `portal explain` finds is on the page");
+  await page.goto(given.url + "services/shop/search");
+  await page.getByRole("heading", { name: "What is wrong" }).waitFor();
+  await page.locator(".finding.broken h3").first().waitFor();
+  await accessible(page, "service with findings");
+  await shot(page, "service-findings", true);
+
+  step("nodes, and ranges down to one address");
+  await page.getByRole("link", { name: "Nodes" }).click();
+  await page.getByText("Not ready: the agent stopped posting its status").waitFor();
+  await accessible(page, "nodes");
+  await shot(page, "nodes");
+  await page.getByRole("link", { name: "Addresses" }).click();
+  await page.locator(".map a").first().waitFor();
+  await accessible(page, "ranges");
+  await shot(page, "ranges");
+  const part = await page.locator(".map a").first().getAttribute("href");
+  await page.locator(".map a").first().click();
+  await page.getByRole("link", { name: "Whole range" }).waitFor();
+  await page.waitForFunction((path) => location.pathname === path, part);
+  await page.locator(".map a").first().click();
+  await page.waitForSelector(".chain");
+
+  step("colours, deep links, sign-out");
+  await page.getByRole("button", { name: /Colours/ }).click();
+  await page.getByRole("button", { name: /Colours/ }).click();
+  await page.waitForFunction(() => document.documentElement.dataset.theme === "dark");
+  await page.goto(given.url + "services/shop/cart");
+  await chain(page, "warning");
+  await accessible(page, "service, dark");
+  await shot(page, "service-dark", true);
+  await page.goto(given.url);
+  await rows(page).first().waitFor();
+  await accessible(page, "overview, dark");
+  await shot(page, "overview-dark");
+  await page.setViewportSize({ width: 390, height: 844 });
+  await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
+  await shot(page, "overview-phone-dark");
+  await page.getByRole("button", { name: /Colours/ }).click();
+  await page.waitForFunction(() => document.documentElement.dataset.theme === "auto");
+  await shot(page, "overview-phone");
+  await page.goto(given.url + "services/shop/cart");
+  await chain(page, "warning");
+  await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
+  await shot(page, "service-phone", true);
+  await page.getByRole("button", { name: "Sign out" }).click();
+  await page.waitForSelector("#kubeconfig");
+  await page.goto(given.url + "services/shop/cart");
+  await page.waitForSelector("#kubeconfig");
+  await page.context().close();
+}
+
+async function limited() {
+  step("somebody with rights to one namespace sees that one, and is asked for it if need be");
+  const page = await open();
+  await page.goto(given.url);
+  await page.fill("input[name=token]", given.token);
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByText("Which namespaces are yours?").waitFor();
+  await page.getByRole("textbox", { name: "Namespaces" }).fill(given.namespace);
+  await page.getByRole("button", { name: "Show" }).click();
+  await rows(page).first().waitFor();
+  const shown = await page.locator(".row .c-name small").allTextContents();
+  assert.ok(shown.length > 0 && shown.every((ns) => ns === given.namespace), `namespaces shown: ${shown}`);
+  await page.getByText("You may not see: Services of other namespaces, Nodes").waitFor();
+  await accessible(page, "overview of one namespace");
+  await shot(page, "overview-limited");
+  await page.goto(given.url + "services/shop/web");
+  await page.getByText("There is no such Service, or you may not see it.").waitFor();
+  await page.goto(given.url + "services/" + given.namespace + "/invoices");
+  await chain(page, "ok");
+  await page.context().close();
+}
+
+async function restart() {
+  step("the API server restarts under `portal console`");
+  const beside = await open();
+  await beside.goto(given.beside);
+  await rows(beside).first().waitFor();
+  assert.doesNotMatch(beside.url(), /code/, "the code stays in the address");
+  const inside = await open();
+  await inside.goto(given.url + "services/shop/web");
+  await signInWithFile(inside);
+  await chain(inside, "ok");
+  beside.expectErrors = inside.expectErrors = true;
+  await control("stop");
+  await beside.getByText("The API server has not answered for").waitFor();
+  await inside.getByText("The console's server does not answer").waitFor();
+  await shot(beside, "away");
+  await control("start");
+  await beside.getByRole("status").filter({ hasText: "Live" }).waitFor();
+  await kubectl("-n", "shop", "delete", "service", "catalog");
+  await beside.waitForFunction(() => ![...document.querySelectorAll(".row b")].some((b) => b.textContent === "catalog"));
+  step("the page of the server itself asks to sign in again, and goes on where it was");
+  await inside.getByText("The session has ended, or the server was restarted").waitFor();
+  await signInWithFile(inside);
+  await chain(inside, "ok");
+  await beside.context().close();
+  await inside.context().close();
+}
+
+/** scroll measures how long frames take while a page scrolls, and counts the rows that are drawn at most. */
+async function scroll(page) {
+  await page.waitForTimeout(500);
+  const found = await page.evaluate(async () => {
+    const frames = [];
+    let most = 0;
+    let last = performance.now();
+    for (let i = 0; i <= 200; i++) {
+      scrollTo(0, 20 * i);
+      await new Promise(requestAnimationFrame);
+      const now = performance.now();
+      frames.push(now - last);
+      last = now;
+      most = Math.max(most, document.querySelectorAll(".row").length);
+    }
+    // And far away at once.
+    const end = document.documentElement.scrollHeight - innerHeight;
+    for (let i = 0; i < 20; i++) {
+      scrollTo(0, (end * (i * 7 % 20)) / 20);
+      await new Promise(requestAnimationFrame);
+      most = Math.max(most, document.querySelectorAll(".row").length);
+    }
+    scrollTo(0, 0);
+    frames.sort((a, b) => a - b);
+    return { median: frames[100], p95: frames[190], most };
+  });
+  return { ...found, words: `a frame takes ${found.median.toFixed(0)} ms (median), ${found.p95.toFixed(0)} ms (95 %); ${found.most} rows are drawn` };
+}
+
+async function many() {
+  const page = await open();
+  await page.goto(given.url);
+  await page.setInputFiles("#kubeconfig", given.kubeconfig);
+  const since = Date.now();
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.waitForFunction((n) => document.querySelector(".table")?.getAttribute("aria-rowcount") >= n, given.many);
+  step(`${given.many} Services are there ${Date.now() - since} ms after sign-in`);
+  await page.waitForTimeout(500);
+  const all = await scroll(page);
+  step(`scrolling ${given.many}: ${all.words}`);
+  assert.ok(all.most < 100, `${all.most} rows are drawn`);
+  await page.goto(given.url + "?q=s-050");
+  await page.waitForFunction(() => document.querySelector(".table")?.getAttribute("aria-rowcount") === "101");
+  const few = await scroll(page);
+  step(`scrolling 100: ${few.words}`);
+  // The machine may be busy: then a short list scrolls no better.
+  assert.ok(all.p95 < 2 * few.p95 + 20, `${given.many} rows scroll worse than 100`);
+  await page.goto(given.url);
+  await page.waitForFunction((n) => document.querySelector(".table")?.getAttribute("aria-rowcount") >= n, given.many);
+  await shot(page, "many");
+  await page.keyboard.press("/");
+  const typed = Date.now();
+  await page.keyboard.type("s-04321");
+  await page.waitForFunction(() => document.querySelectorAll(".row").length === 1);
+  step(`filtering them took ${Date.now() - typed} ms for 7 keys`);
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("End");
+  await page.waitForFunction(() => document.activeElement?.closest(".row")?.getAttribute("aria-rowindex") === document.querySelector(".table").getAttribute("aria-rowcount"));
+  await page.goto(given.url + "ranges");
+  await page.locator(".map a").first().waitFor();
+  await shot(page, "many-ranges");
+  await page.context().close();
+}
+
+const parts = { tour, limited, restart, many };
+let failed = false;
+try {
+  for (const part of given.parts) {
+    console.log(part);
+    await parts[part]();
+  }
+} catch (error) {
+  failed = true;
+  console.error(error);
+  for (const context of browser.contexts()) for (const page of context.pages()) console.error(`a page was at ${page.url()}:\n${(await page.locator("body").innerText().catch(() => "")).slice(0, 1500)}`);
+}
+for (const problem of problems) console.error(problem);
+await browser.close();
+process.exit(failed || problems.length ? 1 : 0);

@@ -1,0 +1,208 @@
+// Package explain answers the questions that people ask about Services: why doesn't it answer, where does this name or address
+// lead, what is wrong in this cluster. Evidence is gathered once; checks are independent pure functions of it; findings are data that
+// the command line and others show. This package reads nothing itself and knows no client: see package gather.
+package explain
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Severity is how much a finding costs those who use a Service.
+type Severity int
+
+// From the least to the worst.
+const (
+	// Notice: it works as specified, but perhaps not as expected. It is reported to those who ask about this object only.
+	Notice Severity = iota
+	// Degraded: some requests fail, or the next change will not be carried out.
+	Degraded
+	// Broken: requests fail.
+	Broken
+)
+
+var severities = [...]string{"notice", "degraded", "broken"}
+
+func (s Severity) String() string { return severities[s] }
+
+// MarshalJSON writes the word.
+func (s Severity) MarshalJSON() ([]byte, error) { return json.Marshal(s.String()) }
+
+// UnmarshalJSON reads the word.
+func (s *Severity) UnmarshalJSON(data []byte) error {
+	var word string
+	if err := json.Unmarshal(data, &word); err != nil {
+		return err
+	}
+	i := slices.Index(severities[:], word)
+	if i < 0 {
+		return fmt.Errorf("severity %q: must be one of %s", word, strings.Join(severities[:], ", "))
+	}
+	*s = Severity(i)
+	return nil
+}
+
+// How sure a finding is.
+const (
+	Certain  = "certain"  // it follows from what was read
+	Likely   = "likely"   // other explanations are rare
+	Possible = "possible" // worth a look
+)
+
+// Ref names an object.
+type Ref struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+}
+
+func (r Ref) String() string {
+	if r.Namespace == "" {
+		return r.Kind + " " + r.Name
+	}
+	return r.Kind + " " + r.Namespace + "/" + r.Name
+}
+
+// Finding is something that is wrong.
+type Finding struct {
+	// Code names the sort of finding, for programs.
+	Code     string   `json:"code"`
+	Severity Severity `json:"severity"`
+	Sure     string   `json:"sure"`
+	// Object is where the cause is; Field is the field of it, if it is one; Node is where it is so, if not everywhere.
+	Object Ref        `json:"object"`
+	Field  string     `json:"field,omitempty"`
+	Node   string     `json:"node,omitempty"`
+	Since  *time.Time `json:"since,omitempty"`
+	// Verdict is one sentence that names the cause.
+	Verdict  string   `json:"verdict"`
+	Evidence []string `json:"evidence,omitempty"`
+	// Fix are commands that can be typed as they stand.
+	Fix []string `json:"fix,omitempty"`
+	// On is the node on which to type them, if not anywhere.
+	On string `json:"on,omitempty"`
+	// Affects are the other objects that suffer from it.
+	Affects []Ref `json:"affects,omitempty"`
+	// Explains are codes of findings that follow from this one and are not listed themselves.
+	Explains []string `json:"explains,omitempty"`
+}
+
+// About says whether a finding is about an object.
+func (f *Finding) About(r Ref) bool { return f.Object == r || slices.Contains(f.Affects, r) }
+
+// Check finds what is wrong of one kind.
+type Check func(*View) []Finding
+
+// checks are all of them. Their order is of no importance.
+var checks = []Check{
+	checkSelectors, checkPods, checkTargetPorts, checkListeners, checkSlices, checkHandMade, checkEndpointAddresses, checkControllers,
+	checkPolicies, checkExternalIPs, checkBalancers, checkExternalNames, checkHeadless, checkStatefulSets,
+	checkNodes, checkProxies, checkServedByProxy, checkReach, checkLookups, checkHosts, checkDNS, checkPodDNS, checkClaims, checkRanges, checkIngresses, checkCertificates,
+}
+
+// consequences says which findings follow from which, if both are about the same object: the cause is listed, and the rest is not.
+var consequences = map[string][]string{
+	"proxy-stale":            {"endpoint-unreachable", "service-unreachable"},
+	"frontend-missing":       {"endpoint-unreachable", "service-unreachable"},
+	"publish-not-ready":      {"endpoint-unreachable", "service-unreachable"},
+	"endpoints-stale":        {"endpoint-unreachable", "service-unreachable"},
+	"slice-by-hand":          {"endpoint-unreachable", "service-unreachable"},
+	"endpoint-no-pod":        {"endpoint-unreachable", "service-unreachable"},
+	"endpoint-is-cluster-ip": {"endpoint-unreachable", "service-unreachable"},
+	"node-not-ready":         {"endpoint-unreachable", "service-unreachable", "pods-unready", "proxy-unreachable", "endpoints-stale", "dns-no-endpoints", "policy-local", "pods-pending", "pod-lost", "clock-skew"},
+	"controllers-stopped":    {"endpoints-stale", "no-endpoints", "dns-no-endpoints", "selector-no-pods", "workload-empty"},
+	"selector-typo":          {"no-endpoints"},
+	"selector-no-pods":       {"no-endpoints"},
+	"selector-namespace":     {"no-endpoints"},
+	"workload-empty":         {"no-endpoints"},
+	"readiness-port":         {"pods-unready"},
+	"listens-on-loopback":    {"endpoint-unreachable", "service-unreachable", "pods-unready", "readiness-port"},
+	"port-not-listening":     {"endpoint-unreachable", "service-unreachable", "readiness-port"},
+	"target-port-name":       {"slice-port", "port-not-listening"},
+	"port-protocol":          {"port-not-listening"},
+	"proxy-unreachable":      {"proxy-stale"},
+	"proxy-not-synced":       {"proxy-stale", "frontend-missing"},
+	"frontend-refused":       {"endpoint-unreachable", "service-unreachable", "frontend-missing", "proxy-failing"},
+	"service-proxy-name":     {"frontend-missing"},
+	"dns-no-endpoints":       {"dns-unreachable"},
+	"host-setting":           {"dns-unreachable", "endpoint-unreachable", "service-unreachable"},
+	"externalname-ip":        {"externalname-unknown"},
+	"range-full":             {"claim-missing"},
+	"cluster-ip-outside":     {"claim-missing"},
+	"certificate-expired":    {"certificate-ends"},
+	"ingress-no-service":     {"ingress-port"},
+	"slice-label":            {"no-endpoints"},
+	"slice-family":           {"no-endpoints"},
+	"endpoints-unmirrored":   {"no-endpoints"},
+	"slice-port":             {"no-endpoints"},
+	"no-service-name":        {"no-endpoints"},
+}
+
+// All runs every check, and returns what is wrong, the worst first. Findings that follow from others are folded into these.
+func All(v *View) []Finding {
+	var out []Finding
+	for _, check := range checks {
+		out = append(out, check(v)...)
+	}
+	out = fold(out)
+	slices.SortStableFunc(out, compare)
+	return out
+}
+
+// fold leaves out findings that others explain.
+func fold(all []Finding) []Finding {
+	about := map[Ref][]int{}
+	for i := range all {
+		for _, r := range all[i].refs() {
+			about[r] = append(about[r], i)
+		}
+	}
+	gone := make([]bool, len(all))
+	for i := range all {
+		follows := consequences[all[i].Code]
+		if len(follows) == 0 {
+			continue
+		}
+		for _, r := range all[i].refs() {
+			for _, j := range about[r] {
+				// What is explained is about this object itself: a finding that only touches it may have other reasons.
+				if i == j || gone[j] || all[j].Object != r || !slices.Contains(follows, all[j].Code) {
+					continue
+				}
+				gone[j] = true
+				if !slices.Contains(all[i].Explains, all[j].Code) {
+					all[i].Explains = append(all[i].Explains, all[j].Code)
+				}
+				all[i].Severity = max(all[i].Severity, all[j].Severity)
+			}
+		}
+	}
+	out := all[:0]
+	for i := range all {
+		if !gone[i] {
+			out = append(out, all[i])
+		}
+	}
+	return out
+}
+
+func (f *Finding) refs() []Ref {
+	if slices.Contains(f.Affects, f.Object) {
+		return f.Affects
+	}
+	return append([]Ref{f.Object}, f.Affects...)
+}
+
+var sureness = map[string]int{Certain: 2, Likely: 1, Possible: 0}
+
+// compare puts the worst first; of equals, what affects more.
+func compare(a, b Finding) int {
+	return cmp.Or(
+		cmp.Compare(b.Severity, a.Severity), cmp.Compare(sureness[b.Sure], sureness[a.Sure]), cmp.Compare(len(b.Affects), len(a.Affects)),
+		cmp.Compare(a.Object.Namespace, b.Object.Namespace), cmp.Compare(a.Object.Name, b.Object.Name), cmp.Compare(a.Code, b.Code),
+	)
+}

@@ -1,0 +1,243 @@
+// Package gather reads the evidence for package explain: objects from the API, with read access only, and what nodes report about
+// themselves through the API server. What may not be read is noted, and never an error. It decides nothing.
+package gather
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"portal/internal/explain"
+)
+
+// Options are what to read, and from where.
+type Options struct {
+	Config *rest.Config
+	// Zone is the cluster's DNS zone.
+	Zone string
+	// Namespace is read alone if the others may not be read.
+	Namespace string
+	// Service, if not empty, is the only one that nodes are asked about.
+	Service string
+	// Probe has nodes connect to the Service, and ask DNS.
+	Probe bool
+	// NodeTimeout is how long a node may take to answer.
+	NodeTimeout time.Duration
+	// SkipNodes has no node asked.
+	SkipNodes bool
+}
+
+// pageSize is how many objects one request asks for.
+const pageSize = 1000
+
+// maxEvents is how many Events are read at most: they only add words to findings.
+const maxEvents = 5000
+
+// gatherer fills evidence from several goroutines.
+type gatherer struct {
+	Options
+	client *kubernetes.Clientset
+
+	mu  sync.Mutex
+	out *explain.Evidence
+	err error // the API server could not be reached at all
+}
+
+// Gather reads everything once.
+func Gather(ctx context.Context, o Options) (*explain.Evidence, error) {
+	config := rest.CopyConfig(o.Config)
+	config.QPS = -1 // the server's own limits are what counts
+	config.WarningHandler = rest.NoWarnings{}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	if o.NodeTimeout == 0 {
+		o.NodeTimeout = 4 * time.Second
+	}
+	g := &gatherer{Options: o, client: client, out: &explain.Evidence{
+		Now: time.Now(), Zone: o.Zone, Unseen: map[string]string{}, Secrets: map[explain.Ref]bool{}, Reports: map[string]*explain.NodeReport{},
+	}}
+	if err := g.reach(ctx); err != nil {
+		return nil, err
+	}
+	g.lists(ctx)
+	if g.err != nil {
+		return nil, g.err
+	}
+	g.secrets(ctx)
+	if !o.SkipNodes {
+		g.nodes(ctx)
+	}
+	return g.out, nil
+}
+
+// reach says in one line that the server can't be asked.
+func (g *gatherer) reach(ctx context.Context) error {
+	_, err := g.client.CoreV1().Services(orDefault(g.Namespace)).List(ctx, metav1.ListOptions{Limit: 1})
+	if err == nil || apierrors.IsForbidden(err) {
+		return nil
+	}
+	return fmt.Errorf("ask the API server at %s: %w", g.Config.Host, err)
+}
+
+func orDefault(namespace string) string {
+	if namespace == "" {
+		return metav1.NamespaceDefault
+	}
+	return namespace
+}
+
+// lists reads all resources at the same time.
+func (g *gatherer) lists(ctx context.Context) {
+	c, e := g.client, g.out
+	var all sync.WaitGroup
+	for _, read := range []func(){
+		func() {
+			list(ctx, g, "namespaces", "", func(_ string, o metav1.ListOptions) (*corev1.NamespaceList, error) {
+				return c.CoreV1().Namespaces().List(ctx, o)
+			},
+				func(l *corev1.NamespaceList) { e.Namespaces = append(e.Namespaces, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "services", g.Namespace, func(n string, o metav1.ListOptions) (*corev1.ServiceList, error) {
+				return c.CoreV1().Services(n).List(ctx, o)
+			},
+				func(l *corev1.ServiceList) { e.Services = append(e.Services, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "endpointslices", g.Namespace, func(n string, o metav1.ListOptions) (*discoveryv1.EndpointSliceList, error) {
+				return c.DiscoveryV1().EndpointSlices(n).List(ctx, o)
+			}, func(l *discoveryv1.EndpointSliceList) { e.Slices = append(e.Slices, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "endpoints", g.Namespace, func(n string, o metav1.ListOptions) (*corev1.EndpointsList, error) {
+				return c.CoreV1().Endpoints(n).List(ctx, o)
+			}, func(l *corev1.EndpointsList) { e.Endpoints = append(e.Endpoints, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "pods", g.Namespace, func(n string, o metav1.ListOptions) (*corev1.PodList, error) { return c.CoreV1().Pods(n).List(ctx, o) },
+				func(l *corev1.PodList) { e.Pods = append(e.Pods, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "nodes", "", func(_ string, o metav1.ListOptions) (*corev1.NodeList, error) { return c.CoreV1().Nodes().List(ctx, o) },
+				func(l *corev1.NodeList) { e.Nodes = append(e.Nodes, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "leases", "kube-system", func(n string, o metav1.ListOptions) (*coordinationv1.LeaseList, error) {
+				return c.CoordinationV1().Leases(n).List(ctx, o)
+			}, func(l *coordinationv1.LeaseList) { e.Leases = append(e.Leases, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "events", g.Namespace, func(n string, o metav1.ListOptions) (*corev1.EventList, error) {
+				if len(e.Events) >= maxEvents {
+					return &corev1.EventList{}, nil
+				}
+				return c.CoreV1().Events(n).List(ctx, o)
+			}, func(l *corev1.EventList) { e.Events = append(e.Events, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "deployments", g.Namespace, func(n string, o metav1.ListOptions) (*appsv1.DeploymentList, error) {
+				return c.AppsV1().Deployments(n).List(ctx, o)
+			},
+				func(l *appsv1.DeploymentList) { e.Deployments = append(e.Deployments, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "replicasets", g.Namespace, func(n string, o metav1.ListOptions) (*appsv1.ReplicaSetList, error) {
+				return c.AppsV1().ReplicaSets(n).List(ctx, o)
+			},
+				func(l *appsv1.ReplicaSetList) { e.ReplicaSets = append(e.ReplicaSets, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "statefulsets", g.Namespace, func(n string, o metav1.ListOptions) (*appsv1.StatefulSetList, error) {
+				return c.AppsV1().StatefulSets(n).List(ctx, o)
+			}, func(l *appsv1.StatefulSetList) { e.StatefulSets = append(e.StatefulSets, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "daemonsets", g.Namespace, func(n string, o metav1.ListOptions) (*appsv1.DaemonSetList, error) {
+				return c.AppsV1().DaemonSets(n).List(ctx, o)
+			},
+				func(l *appsv1.DaemonSetList) { e.DaemonSets = append(e.DaemonSets, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "ingresses", g.Namespace, func(n string, o metav1.ListOptions) (*networkingv1.IngressList, error) {
+				return c.NetworkingV1().Ingresses(n).List(ctx, o)
+			}, func(l *networkingv1.IngressList) { e.Ingresses = append(e.Ingresses, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "ingressclasses", "", func(_ string, o metav1.ListOptions) (*networkingv1.IngressClassList, error) {
+				return c.NetworkingV1().IngressClasses().List(ctx, o)
+			}, func(l *networkingv1.IngressClassList) { e.IngressClasses = append(e.IngressClasses, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "ipaddresses", "", func(_ string, o metav1.ListOptions) (*networkingv1.IPAddressList, error) {
+				return c.NetworkingV1().IPAddresses().List(ctx, o)
+			}, func(l *networkingv1.IPAddressList) { e.IPAddresses = append(e.IPAddresses, l.Items...) })
+		},
+		func() {
+			list(ctx, g, "servicecidrs", "", func(_ string, o metav1.ListOptions) (*networkingv1.ServiceCIDRList, error) {
+				return c.NetworkingV1().ServiceCIDRs().List(ctx, o)
+			}, func(l *networkingv1.ServiceCIDRList) { e.ServiceCIDRs = append(e.ServiceCIDRs, l.Items...) })
+		},
+	} {
+		all.Go(read)
+	}
+	all.Go(func() { g.server(ctx) })
+	all.Wait()
+}
+
+// lister is any list of objects.
+type lister interface{ GetContinue() string }
+
+// list reads a resource page by page: of all namespaces or, if that is forbidden, of one. A resource that the server does not have
+// is as good as empty.
+func list[L lister](ctx context.Context, g *gatherer, resource, namespace string, read func(namespace string, o metav1.ListOptions) (L, error), add func(L)) {
+	where, o := "", metav1.ListOptions{Limit: pageSize}
+	for ctx.Err() == nil {
+		page, err := read(where, o)
+		switch {
+		case apierrors.IsForbidden(err) && where == "" && namespace != "":
+			where = namespace
+			if resource == "services" {
+				g.note(func() { g.out.Limited = namespace })
+			}
+			continue
+		case apierrors.IsNotFound(err):
+			return
+		case err != nil:
+			g.note(func() { g.out.Unseen[resource] = short(err) })
+			return
+		}
+		add(page)
+		if o.Continue = page.GetContinue(); o.Continue == "" {
+			return
+		}
+	}
+}
+
+// short is an error without what a reader knows already.
+func short(err error) string {
+	var status apierrors.APIStatus
+	if errors.As(err, &status) && status.Status().Reason == metav1.StatusReasonForbidden {
+		return "forbidden"
+	}
+	return err.Error()
+}
+
+func (g *gatherer) note(change func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	change()
+}

@@ -1,0 +1,77 @@
+package nodereport
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"portal/internal/clusterdns"
+	"portal/internal/intent"
+	"portal/internal/proxy"
+)
+
+// Source is where a node's report comes from.
+type Source struct {
+	Node string
+	// PodsDir has a folder for each Pod, named by its UID, with the number of a process that is in the Pod's network in PIDFile.
+	PodsDir, PIDFile string
+	// Proxy is this process's proxy, nil while there is none.
+	Proxy func() *proxy.Proxy
+	// NoProxy is why none runs here.
+	NoProxy string
+	// Zone is the cluster's DNS zone.
+	Zone string
+}
+
+// ServeHTTP answers with the report. ?service=NAMESPACE/NAME limits the proxy's part to one Service; &probe=true connects to it from
+// here, and asks DNS for a name.
+func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var only *intent.Key
+	if text := r.URL.Query().Get("service"); text != "" {
+		namespace, name, ok := strings.Cut(text, "/")
+		if !ok || namespace == "" || name == "" {
+			http.Error(w, "service is "+strconv.Quote(text)+"; want NAMESPACE/NAME", http.StatusBadRequest)
+			return
+		}
+		only = &intent.Key{Namespace: namespace, Name: name}
+	}
+	out := s.Report(only)
+	if p := s.Proxy(); p != nil && r.URL.Query().Get("probe") == "true" {
+		out.Lookup = lookup(r.Context(), p.State(&intent.Key{Namespace: "kube-system", Name: clusterdns.ServiceName}), s.Zone)
+		if only != nil {
+			out.Dials = dials(r.Context(), out.Proxy)
+		}
+	}
+	out.Time = time.Now() // when it is sent: clocks are compared
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(out) // a client that has gone needs no answer
+}
+
+// Report is the report of this moment.
+func (s Source) Report(only *intent.Key) *Report {
+	out := &Report{Node: s.Node, ProxyNote: s.NoProxy, Conntrack: Conntrack(), Listening: map[string][]Socket{}}
+	if p := s.Proxy(); p != nil {
+		out.Proxy = p.State(only)
+	}
+	folders, _ := os.ReadDir(s.PodsDir) // a node without Pods may have none
+	for _, folder := range folders {
+		data, err := os.ReadFile(filepath.Join(s.PodsDir, folder.Name(), s.PIDFile))
+		if err != nil {
+			continue
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		if err != nil {
+			continue
+		}
+		// A Pod that ends meanwhile is left out.
+		if sockets, err := Sockets(pid); err == nil {
+			out.Listening[folder.Name()] = sockets
+		}
+	}
+	out.Time = time.Now()
+	return out
+}

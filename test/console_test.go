@@ -1,0 +1,246 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"portal/test/harness"
+)
+
+// consoleServer is a server with the objects of testdata/console, and the tokens of two users: alice may do everything, bob may
+// read the namespace billing.
+func consoleServer(t *testing.T) (*harness.API, string) {
+	t.Helper()
+	need(t, harness.Portal(), "build")
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "tokens.csv"), []byte("alice-token,alice,1,\"system:masters\"\nbob-token,bob,2,\"friends\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	api, err := harness.StartPortal(dir, consoleFlags(dir)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Kill)
+	data := filepath.Join(harness.Root(), "test", "testdata", "console")
+	for _, args := range [][]string{
+		{"apply", "-f", filepath.Join(data, "nodes.yaml")},
+		{"apply", "--server-side", "--force-conflicts", "--subresource=status", "-f", filepath.Join(data, "nodes.yaml")},
+		{"apply", "-f", filepath.Join(data, "objects.yaml")},
+		{"apply", "-f", filepath.Join(data, "rights.yaml")},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		out, err := harness.Run(ctx, nil, harness.Portal(), append([]string{"kubectl", "--kubeconfig", api.Kubeconfig}, args...)...)
+		cancel()
+		if err != nil {
+			t.Fatalf("kubectl %v: %v\n%s", args, err, out)
+		}
+	}
+	return api, dir
+}
+
+// consoleFlags have the nodes' conditions stay as the test wrote them.
+func consoleFlags(dir string) []string {
+	return []string{"--token-auth-file", filepath.Join(dir, "tokens.csv"), "--node-monitor-grace-period", "24h"}
+}
+
+// browse is somebody's browser, without the browser.
+func browse(t *testing.T) *http.Client {
+	t.Helper()
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &http.Client{Jar: jar, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // loopback
+}
+
+func sendJSON(t *testing.T, who *http.Client, url, body string) (int, string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := who.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(answer)
+}
+
+// firstEvent is the data of the first event of a stream.
+func firstEvent(t *testing.T, who *http.Client, url string) (int, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := who.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	var got bytes.Buffer
+	for !strings.Contains(got.String(), "\n\n") {
+		piece := make([]byte, 64<<10)
+		n, err := response.Body.Read(piece)
+		got.Write(piece[:n])
+		if err != nil {
+			break
+		}
+	}
+	_, data, _ := strings.Cut(got.String(), "data: ")
+	return response.StatusCode, data
+}
+
+// TestConsoleAccess: without a session nothing is shown; with one, what its user may see; another user's is another's.
+func TestConsoleAccess(t *testing.T) {
+	t.Parallel()
+	api, _ := consoleServer(t)
+	page := api.URL + "/console/api/"
+	nobody, alice, bob := browse(t), browse(t), browse(t)
+	for _, path := range []string{"stream", "stream/services/shop/web"} {
+		if code, data := firstEvent(t, nobody, page+path); code != http.StatusUnauthorized || data != "" {
+			t.Errorf("%s without a session: %d %.100s", path, code, data)
+		}
+	}
+	if code, answer := sendJSON(t, nobody, page+"signin", `{"token":"wrong"}`); code != http.StatusUnprocessableEntity || !strings.Contains(answer, "does not accept") {
+		t.Errorf("a wrong token: %d %s", code, answer)
+	}
+	for who, c := range map[*http.Client]string{alice: `{"token":"alice-token"}`, bob: `{"token":"bob-token","namespaces":["billing","shop"]}`} {
+		if code, answer := sendJSON(t, who, page+"signin", c); code != http.StatusOK {
+			t.Fatalf("sign-in: %d %s", code, answer)
+		}
+	}
+	if _, all := firstEvent(t, alice, page+"stream"); !strings.Contains(all, `"ns":"shop"`) || !strings.Contains(all, `"ns":"billing"`) || !strings.Contains(all, `"name":"node-4"`) {
+		t.Errorf("alice does not see everything: %.300s", all)
+	}
+	if _, some := firstEvent(t, bob, page+"stream"); strings.Contains(some, `"ns":"shop"`) || !strings.Contains(some, `"ns":"billing"`) || strings.Contains(some, "node-4\"") {
+		t.Errorf("bob does not see just what he may: %.1000s", some)
+	}
+	if _, hidden := firstEvent(t, bob, page+"stream/services/shop/web"); !strings.Contains(hidden, `"found":false`) || strings.Contains(hidden, "10.244") {
+		t.Errorf("bob sees a Service that he may not: %.300s", hidden)
+	}
+	if code, answer := sendJSON(t, bob, page+"signout", `{}`); code != http.StatusOK {
+		t.Fatalf("sign-out: %d %s", code, answer)
+	}
+	if code, _ := firstEvent(t, bob, page+"stream"); code != http.StatusUnauthorized {
+		t.Errorf("a session outlives its sign-out: %d", code)
+	}
+	refused := false
+	for range 20 {
+		if code, _ := sendJSON(t, nobody, page+"signin", `{"token":"wrong"}`); code == http.StatusTooManyRequests {
+			refused = true
+			break
+		}
+	}
+	if !refused {
+		t.Error("tokens can be guessed as fast as somebody likes")
+	}
+}
+
+// TestConsoleOff: --console=false serves none.
+func TestConsoleOff(t *testing.T) {
+	t.Parallel()
+	api := startPortal(t, "--controllers", "none", "--console=false")
+	if code, answer := somebody(api, "").ask(t, "GET", "/console/", ""); code != http.StatusForbidden {
+		t.Errorf("%d %.100s", code, answer)
+	}
+}
+
+// TestConsoleBrowser builds the page from its sources, compares it with what is in the binary, and uses it in a browser.
+func TestConsoleBrowser(t *testing.T) {
+	t.Parallel()
+	buildConsole(t)
+	api, dir := consoleServer(t)
+	browser(t, api, dir, map[string]any{"parts": []string{"tour", "limited"}})
+}
+
+// buildConsole checks that what `make console` would write is there already.
+func buildConsole(t *testing.T) {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "dist")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	if output, err := harness.Run(ctx, nil, filepath.Join(harness.Root(), "hack", "console"), out); err != nil {
+		t.Fatalf("hack/console: %v\n%s", err, output)
+	}
+	kept := filepath.Join(harness.Root(), "internal", "console", "ui", "dist")
+	if diff, err := exec.CommandContext(ctx, "diff", "-rq", kept, out).CombinedOutput(); err != nil {
+		t.Fatalf("internal/console/ui/dist is not what its sources give: run `make console`\n%s", diff)
+	}
+}
+
+// browser runs internal/console/ui/test/console.mjs.
+func browser(t *testing.T, api *harness.API, dir string, more map[string]any) {
+	t.Helper()
+	given := map[string]any{
+		"url": api.URL + "/console/", "kubeconfig": api.Kubeconfig, "token": "bob-token", "namespace": "billing",
+		"portal": harness.Portal(), "objects": filepath.Join(harness.Root(), "test", "testdata", "console", "objects.yaml"),
+		"control": controlServer(t, api, dir), "shots": os.Getenv("CONSOLE_SHOTS"),
+	}
+	maps.Copy(given, more)
+	chromium, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Fatal("Debian's chromium is needed: ", err)
+	}
+	given["chromium"] = chromium
+	config, err := json.Marshal(given)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	script := filepath.Join(harness.Root(), ".cache", "console", "test", "console.mjs")
+	out, err := harness.Run(ctx, []string{"CONSOLE=" + string(config)}, "node", script)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	t.Log(out)
+}
+
+// controlServer lets the script stop and start the server.
+func controlServer(t *testing.T, api *harness.API, dir string) string {
+	t.Helper()
+	var port int
+	if _, err := fmt.Sscanf(api.URL, "https://127.0.0.1:%d", &port); err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, _ *http.Request) {
+		if err := api.Stop(time.Minute); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	})
+	mux.HandleFunc("POST /start", func(w http.ResponseWriter, _ *http.Request) {
+		again, err := harness.StartPortalAt(dir, port, consoleFlags(dir)...)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		t.Cleanup(again.Kill)
+	})
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return server.URL
+}
