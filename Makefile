@@ -36,10 +36,20 @@ build: ## build the binary
 
 .PHONY: test
 test: build $(PEERS)/etcd ## run every test; without root, those that need no root
-	@hack/need python3 ip kubectl dig unbound musl-gcc nft iptables conntrack curl
+	@hack/need python3 ip kubectl dig unbound musl-gcc nft iptables conntrack curl bird node npm chromium
 	@[ "$$(id -u)" -ne 0 ] || $(MAKE) --no-print-directory vm $(E2E)/e2e.test $(E2E)/images.yaml
 	go vet ./...
 	go test -vet=off -timeout 45m ./...
+
+.PHONY: console
+console: ## build the console's page from internal/console/ui, as its lock file says
+	@hack/need node npm
+	@hack/console internal/console/ui/dist
+
+.PHONY: test-console
+test-console: build ## use the console in a browser: every page and how soon it changes, the API server restarting, 10,000 Services (CONSOLE_SHOTS=DIR keeps screenshots)
+	@hack/need node npm chromium
+	GOFLAGS=-tags=fieldsv1string,console go test -vet=off -count=1 -v -run 'Console' -timeout 30m ./test/
 
 .PHONY: race
 race: build $(PEERS)/etcd ## run the tests of every package with the race detector
@@ -49,6 +59,11 @@ race: build $(PEERS)/etcd ## run the tests of every package with the race detect
 test-peers: build peers $(CONTAINERD) $(PEERS)/kube-apiserver-1.30 ## run the real kube-proxy, kube-controller-manager, kubelet with containerd, and CoreDNS against Portal, compare RBAC with kube-apiserver, and run Portal against kube-apiserver 1.30
 	@hack/need ip nft busybox unshare curl runc /usr/lib/cni/ptp
 	GOFLAGS=-tags=fieldsv1string,peers go test -vet=off -count=1 -v -run Peers -timeout 30m ./test/...
+
+.PHONY: test-lb-peers
+test-lb-peers: $(PEERS)/h2spec ## test the balancer with openssl, nginx and HAProxy, show what these do with 351 doubtful requests, and run h2spec (6 minutes)
+	@hack/need openssl nginx haproxy
+	GOFLAGS=-tags=fieldsv1string,peers go test -vet=off -count=1 -v -run Peers -timeout 30m ./internal/lb/...
 
 .PHONY: test-e2e-api
 test-e2e-api: build $(E2E)/e2e.test ## run Kubernetes' conformance tests that start no container against Portal: see test/e2e/README.md (20 minutes the first time)
@@ -93,6 +108,13 @@ test-dataplane: build ## test the 211 further data plane scenarios (test/recorde
 	@hack/need python3 ip nft iptables
 	go test -vet=off -count=1 -v -run 'DataplaneMore' -timeout 30m ./test/ -dataplane.modes=nftables,iptables,userspace
 
+TRACE_PAIRS ?= 1000
+TRACE_SEED ?= 1
+.PHONY: test-trace
+test-trace: build ## compare portal trace with 1,000 packets between random places, in labs of each mode (TRACE_PAIRS=n, TRACE_SEED=n)
+	@hack/need ip nft iptables
+	go test -vet=off -count=1 -v -run 'TestTrace$$' -timeout 30m ./test/ -trace.modes=nftables,iptables,userspace -trace.pairs=$(TRACE_PAIRS) -trace.seed=$(TRACE_SEED)
+
 CRASH_ROUNDS ?= 200
 .PHONY: crash
 crash: build $(PEERS)/etcd ## 200 rounds of kill -9 under load, embedded and external etcd (CRASH_ROUNDS=n)
@@ -115,6 +137,11 @@ test-roll: build ## replace 100 Pods behind one Service under 200 requests a sec
 .PHONY: test-kills
 test-kills: build ## kill agents, the server and a node under load, in each proxy mode: other nodes' Pods answer every request (ROLL_MODES=…)
 	GOFLAGS=-tags=fieldsv1string,kills go test -vet=off -count=1 -v -run 'LabKills' -timeout 60m ./test/ -roll.modes=$(ROLL_MODES) -roll.rate=200 -roll.strict -kills.pods=30 -kills.away=20s -kills.grace=50s
+
+.PHONY: test-faults
+test-faults: build ## inject every fault of the catalogue in a lab: portal explain names the cause, and its fix, typed as printed, works (5 minutes)
+	@hack/need ip nft curl
+	GOFLAGS=-tags=fieldsv1string,faults go test -vet=off -count=1 -v -timeout 30m ./test/faults
 
 FUZZ_TIME ?= 5m
 .PHONY: fuzz
@@ -159,6 +186,14 @@ bench-dns: build peers ## measure Portal's DNS beside CoreDNS
 	@hack/need dnsperf
 	go run ./bench/dns -o $(BENCH)/dns.json
 
+.PHONY: bench-lb
+bench-lb: peers-lb ## measure the load balancer beside nginx, HAProxy, Caddy and Go's ReverseProxy (10 minutes)
+	@hack/need nginx haproxy wrk h2load
+	@[ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || hack/need libnginx-mod-stream
+	@mkdir -p $(BENCH)
+	go build -o $(BENCH)/lb ./bench/lb
+	$(BENCH)/lb -o $(BENCH)/lb.json
+
 .PHONY: bench-pods
 bench-pods: build ## measure a node: how soon Pods answer, how long 200 of them take to start, the agent's memory, and what is left of them
 	go run ./bench/pods -o $(BENCH)/pods.json
@@ -200,6 +235,16 @@ $(PEERS)/kubelet: bench/peers/go.mod
 
 $(PEERS)/runtime: bench/peers/go.mod bench/peers/runtime/main.go
 	@cd bench/peers && $(PEER) go build -ldflags "-s -w" -o ../../$@ ./runtime
+
+.PHONY: peers-lb
+peers-lb: $(PEERS)/caddy $(PEERS)/h2spec
+
+$(PEERS)/caddy: bench/peers-lb/go.mod
+	@echo "building $@ (this takes minutes)"
+	@cd bench/peers-lb && $(PEER) go build -ldflags "-s -w" -o ../../$@ github.com/caddyserver/caddy/v2/cmd/caddy
+
+$(PEERS)/h2spec: bench/peers-lb/go.mod
+	@cd bench/peers-lb && $(PEER) go build -ldflags "-s -w" -o ../../$@ github.com/summerwind/h2spec/cmd/h2spec
 
 $(CONTAINERD): $(PEERS)/%: bench/peers-containerd/go.mod
 	@echo "building $@ (this takes minutes)"
