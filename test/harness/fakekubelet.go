@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -11,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -43,6 +45,9 @@ func StartFakeKubelet(ctx context.Context, client kubernetes.Interface, names ..
 			return nil, err
 		}
 	}
+	if err := k.welcome(ctx); err != nil {
+		return nil, err
+	}
 	factory := informers.NewSharedInformerFactory(client, 2*time.Second) // what failed is done again with the resync
 	informer := factory.Core().V1().Pods().Informer()
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -54,6 +59,17 @@ func StartFakeKubelet(ctx context.Context, client kubernetes.Interface, names ..
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
 	return k, nil
+}
+
+// welcome waits until the nodes take Pods: a new node is tainted until the control plane has seen that it is ready.
+func (k *FakeKubelet) welcome(ctx context.Context) error {
+	return wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		list, err := k.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		return !slices.ContainsFunc(list.Items, func(n corev1.Node) bool { return k.nodes[n.Name] && len(n.Spec.Taints) > 0 }), nil
+	})
 }
 
 func (k *FakeKubelet) look(ctx context.Context, pod *corev1.Pod) {

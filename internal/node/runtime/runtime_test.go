@@ -318,8 +318,14 @@ func busybox(t *testing.T, dir string) {
 func TestAnotherAgent(t *testing.T) {
 	first := newRuntime(t)
 	p := create(t, first, "a")
-	if err := p.Start(t.Context(), script(p, "c0", `trap 'exit 7' TERM; while :; do sleep 0.05; done`), Limits{}); err != nil {
+	if err := p.Start(t.Context(), script(p, "c0", `trap 'exit 7' TERM; echo trapped; while :; do sleep 0.05; done`), Limits{}); err != nil {
 		t.Fatal(err)
+	}
+	// The first process of a container gets no signal that it does not handle.
+	for end := time.Now().Add(time.Minute); text(t, p, "c0") != "trapped"; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the script does not start")
+		}
 	}
 	second, err := New(first.Options)
 	if err != nil {
@@ -350,8 +356,8 @@ func TestAnotherAgent(t *testing.T) {
 		if s.Running() || s.ExitCode != 7 {
 			t.Errorf("%+v", s)
 		}
-	case <-time.After(10 * time.Second):
-		t.Error("its end is not told")
+	case <-time.After(time.Minute):
+		t.Error("its end is not reported")
 	}
 	cancel()
 	watching.Wait()
