@@ -26,7 +26,7 @@ const (
 	// from then on memory is traded for time, until half of them have gone.
 	manyConnections = 500
 	garbageOfMany   = 150
-	// garbageOfFlood is for when requests have to wait for each other: with garbageOfServer half of the server's time would go into
+	// garbageOfFlood is for when requests with large answers have to wait for each other: with garbageOfServer half of the server's time would go into
 	// collecting what lists of everything leave behind, and all users would wait for that.
 	garbageOfFlood = 100
 )

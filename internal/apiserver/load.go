@@ -9,7 +9,7 @@ import (
 type Load struct {
 	// Connections are those of clients that are open.
 	Connections int
-	// Waiting: requests have waited for others of their user, a moment ago.
+	// Waiting: requests with large answers have waited for others of their user, a moment ago. Small ones leave little garbage.
 	Waiting bool
 }
 

@@ -27,25 +27,35 @@ func TestLoadMeter(t *testing.T) {
 	})
 }
 
-// TestWaitingIsLoad: a request that has to wait for others of its user counts, one that does not wait does not.
+// TestWaitingIsLoad: a request with a large answer that has to wait for others of its user counts. One that does not wait does not, and
+// neither does one with a small answer.
 func TestWaitingIsLoad(t *testing.T) {
-	turns := newTurns(1)
-	waited := make(chan struct{}, 1)
-	turns.waited = func() { waited <- struct{}{} }
-	key := turnKey{user: "someone", heavy: true}
-	first := turns.take(t.Context(), key)
-	if len(waited) > 0 {
-		t.Fatal("the first request counts as waiting")
-	}
-	go func() {
-		if done := turns.take(t.Context(), key); done != nil {
-			done()
+	synctest.Test(t, func(t *testing.T) {
+		for _, heavy := range []bool{true, false} {
+			turns := newTurns(1)
+			reports := 0
+			turns.waited = func() { reports++ }
+			key := turnKey{user: "someone", heavy: heavy}
+			var begun []func()
+			for range turns.most(key, turns.now()) {
+				begun = append(begun, turns.take(t.Context(), key))
+			}
+			if reports > 0 {
+				t.Fatalf("heavy %v: requests that need not wait count as waiting", heavy)
+			}
+			go func() {
+				if done := turns.take(t.Context(), key); done != nil {
+					done()
+				}
+			}()
+			synctest.Wait()
+			if got := reports == 1; got != heavy {
+				t.Errorf("heavy %v: a request that waits was reported %d times", heavy, reports)
+			}
+			for _, done := range begun {
+				done()
+			}
+			synctest.Wait()
 		}
-	}()
-	select {
-	case <-waited:
-	case <-time.After(time.Minute):
-		t.Error("the second request does not count as waiting")
-	}
-	first()
+	})
 }

@@ -64,7 +64,7 @@ type turns struct {
 	// some always ask.
 	latest [2]arrival
 	now    func() time.Time
-	// waited is called when a request has to wait.
+	// waited is called when a request with a large answer has to wait.
 	waited func()
 }
 
@@ -157,9 +157,11 @@ func (t *turns) take(ctx context.Context, key turnKey) (done func()) {
 	}
 	mine := make(chan struct{})
 	l.waiting = append(l.waiting, mine)
-	t.wake(key, l) // the others may have fallen silent meanwhile, so that there are more turns
+	t.wake(key, l) // the others may have stopped asking meanwhile, so that there are more turns
 	t.mu.Unlock()
-	t.waited()
+	if key.heavy {
+		t.waited()
+	}
 	select {
 	case <-mine:
 		return t.turn(key, l)
