@@ -62,8 +62,8 @@ var annotations = map[string]annotation{
 			r.invalid(key, value, "5 or 60, in minutes")
 		}
 	},
-	aws + "access-log-s3-bucket-name":   text(func(r *reader, v string) { r.out.AccessLog.Bucket = v }),
-	aws + "access-log-s3-bucket-prefix": func(r *reader, _, v string) { r.out.AccessLog.Prefix = strings.Trim(v, "/") },
+	aws + "access-log-s3-bucket-name":   bucket,
+	aws + "access-log-s3-bucket-prefix": bucketPrefix,
 
 	aws + "connection-draining-enabled":       boolean(func(r *reader, v bool) { r.drainingOn = v }),
 	aws + "connection-draining-timeout":       number(1, 3600, "seconds", func(r *reader, v int) { r.drainingTimeout = time.Duration(v) * time.Second }),
@@ -221,6 +221,27 @@ func text(set func(*reader, string)) annotation {
 		}
 		set(r, value)
 	}
+}
+
+// bucket takes a bucket's name and nothing else: it becomes the host of a URL, and what would be a query there says which server is written to.
+func bucket(r *reader, key, value string) {
+	value = strings.TrimSpace(value)
+	if value == "" || len(value) > 255 || strings.ContainsFunc(value, func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && !strings.ContainsRune("-._", c)
+	}) {
+		r.invalid(key, value, "a bucket's name, of letters, digits, hyphens, dots and underscores")
+		return
+	}
+	r.out.AccessLog.Bucket = value
+}
+
+func bucketPrefix(r *reader, key, value string) {
+	value = strings.Trim(value, "/")
+	if slices.Contains(strings.Split(value, "/"), "..") {
+		r.invalid(key, value, "a path without the element ..")
+		return
+	}
+	r.out.AccessLog.Prefix = value
 }
 
 func boolean(set func(*reader, bool)) annotation {

@@ -173,6 +173,10 @@ func TestProblems(t *testing.T) {
 		{InvalidAnnotation, map[string]string{"cloud.google.com/load-balancer-type": "Intern"}, []string{"Intern", `"Internal"`}},
 		{InvalidAnnotation, map[string]string{beta + "alibaba-cloud-loadbalancer-address-type": "vpc"}, []string{"vpc", `"intranet"`}},
 		{InvalidAnnotation, map[string]string{aws + "access-log-emit-interval": "15"}, []string{`"15"`, "5 or 60"}},
+		// What is no bucket's name would choose the server that logs are written to, with the balancer's credentials.
+		{InvalidAnnotation, map[string]string{aws + "access-log-s3-bucket-name": "b?endpoint=http://169.254.169.254&disable_https=true"}, []string{"access-log-s3-bucket-name", "letters, digits"}},
+		{InvalidAnnotation, map[string]string{aws + "access-log-s3-bucket-name": "user@b"}, []string{"access-log-s3-bucket-name", "letters, digits"}},
+		{InvalidAnnotation, map[string]string{aws + "access-log-s3-bucket-prefix": "a/../../b"}, []string{"access-log-s3-bucket-prefix", ".."}},
 		{InvalidAnnotation, map[string]string{aws + "healthcheck-healthy-threshold": "11"}, []string{`"11"`, "from 2 to 10"}},
 		{InvalidAnnotation, map[string]string{aws + "healthcheck-interval": "4"}, []string{`"4"`, "from 5 to 300, in seconds"}},
 		{InvalidAnnotation, map[string]string{aws + "healthcheck-timeout": "30"}, []string{"healthcheck-timeout: 30", "less than the interval, 10"}},
