@@ -67,6 +67,9 @@ func (h *streamHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	one.enter(phaseBusy)
 	h.server.watched.add(one)
 	defer h.server.watched.remove(one)
+	// A client that does not read keeps who writes waiting for room, whatever becomes of the endpoint. The library's writer is gone after this function.
+	one.setStalled(func() { _ = http.NewResponseController(w).SetWriteDeadline(past) })
+	defer one.setStalled(nil)
 	out := &streamSink{w: w}
 	x := &exchange{server: h.server, watch: one, info: &h.info, site: site, stats: h.stats, sink: out, via: h.via, ctx: r.Context(), req: &wire.Request{}}
 	out.x = x

@@ -2,14 +2,18 @@ package web
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"portal/internal/lb/config"
 )
@@ -129,6 +133,40 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	case <-gone:
 	case <-time.After(patience):
 		t.Error("the endpoint is held")
+	}
+}
+
+// A client that asks and asks and reads no answer must not hold its connection, also if no endpoint is behind the answers.
+func TestClientThatDoesNotReadOwnAnswers(t *testing.T) {
+	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) {
+		l.IdleTimeout, l.Routes = time.Second, []config.Route{{Status: 404}}
+	})
+	c := s.dial()
+	var err error
+	for err == nil {
+		_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection is held")
+	}
+}
+
+// The same over HTTP/2, where a stream without a window keeps who writes waiting.
+func TestHTTP2ClientThatDoesNotRead(t *testing.T) {
+	big := strings.Repeat("a", 1<<20)
+	for name, routes := range map[string][]config.Route{"endpoint": {{Pool: "a"}}, "own answer": {{Status: 404, Message: big}}} {
+		s := start(t, pool(handler(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, big) })), func(_ *site, l *config.Listener) {
+			l.IdleTimeout, l.Routes = time.Second, routes
+		})
+		h := newRaw(s)
+		if err := h.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.headers(1, true, ":method", "GET", ":scheme", "http", ":path", "/", ":authority", "a.example"); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, name+": the request begins", func() bool { return s.server.Stats("test").Active.Load() == 1 })
+		eventually(t, name+": the request ends", func() bool { return s.server.Stats("test").Active.Load() == 0 })
 	}
 }
 

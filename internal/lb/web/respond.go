@@ -68,6 +68,7 @@ func (x *exchange) answerGRPC(status int, why string) {
 	}
 	x.started = true
 	x.log.own(status)
+	x.watchAnswer()
 	x.closing = x.closing || x.body != nil && !x.body.Done()
 	res := &wire.Response{Status: 200, Minor: 1, Fields: []wire.Field{field("Content-Type", "application/grpc"), field("Grpc-Status", code), field("Grpc-Message", why)}}
 	if err := x.sink.head(res, 0, true); err != nil {
@@ -126,6 +127,13 @@ func field(name, value string) wire.Field {
 	return wire.Field{Name: []byte(name), Value: []byte(value)}
 }
 
+// watchAnswer has the time-outs of a response hold for an answer from here: a client that asks again and again without reading must not hold
+// its connection for ever.
+func (x *exchange) watchAnswer() {
+	x.watch.progress()
+	x.watch.enter(phaseResponse)
+}
+
 // respond sends a whole response, unless one has begun.
 func (x *exchange) respond(status int, fields []wire.Field, text string) {
 	if x.started {
@@ -134,6 +142,7 @@ func (x *exchange) respond(status int, fields []wire.Field, text string) {
 	}
 	x.started = true
 	x.log.own(status)
+	x.watchAnswer()
 	if x.body != nil && !x.body.Done() {
 		// What is left of the body is not read: it can't be distinguished from the next request.
 		x.closing = true

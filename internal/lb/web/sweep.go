@@ -76,6 +76,7 @@ type watch struct {
 	mu       sync.Mutex
 	endpoint *endpointConn
 	cancel   func() // for endpoints that speak HTTP/2
+	stalled  func() // resets the stream of an HTTP/2 client that takes nothing
 	drain    func() // tells an HTTP/2 client to go away
 	drained  bool
 }
@@ -123,6 +124,12 @@ func (w *watch) setCancel(cancel func()) {
 	w.mu.Unlock()
 }
 
+func (w *watch) setStalled(reset func()) {
+	w.mu.Lock()
+	w.stalled = reset
+	w.mu.Unlock()
+}
+
 // past is a deadline that is over.
 var past = time.Unix(1, 0)
 
@@ -155,6 +162,9 @@ func (w *watch) interrupt(why reason) {
 	}
 	if w.cancel != nil {
 		w.cancel()
+	}
+	if why == reasonStalled && w.stalled != nil {
+		w.stalled()
 	}
 }
 
