@@ -56,8 +56,8 @@ type Listener struct {
 	Protocol Protocol `json:"protocol"`
 	// TLS is set if the protocol is encrypted.
 	TLS *TLS `json:"tls,omitempty"`
-	// TrustedProxies may send a PROXY header, version 1 or 2, before anything else. Who is not among them and sends one is not believed:
-	// the header is data like any other.
+	// TrustedProxies may send a PROXY header, version 1 or 2, before anything else. A header from any other client is data like any other
+	// byte. X-Forwarded fields are believed if the client is one of them: with a PROXY header, the client that it names.
 	TrustedProxies []netip.Prefix `json:"trustedProxies,omitempty"`
 	// Pool is where connections go if they are not parsed, and Routes where requests go if they are.
 	Pool   string  `json:"pool,omitempty"`

@@ -80,6 +80,7 @@ func (s *Server) Web(ctx context.Context, c net.Conn, info *engine.ConnInfo) {
 			return &Site{Listener: l, Routes: &route.Table{}}
 		},
 		Pool: info.Pool, Client: info.Client, Local: info.Local, TLS: info.TLS,
-		Trusted: info.Proxied || slices.ContainsFunc(l.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(info.Client.Addr()) }),
+		// A PROXY header says whose fields these are; they are believed if that is a proxy, too.
+		Trusted: slices.ContainsFunc(l.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(info.Client.Addr()) }),
 	})
 }

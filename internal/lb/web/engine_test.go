@@ -137,3 +137,38 @@ func TestEngine(t *testing.T) {
 	}
 	<-drained
 }
+
+// A PROXY header says who the client is; it does not make the client's own fields more credible. Only a client that is itself one of the
+// trusted proxies is believed.
+func TestProxyHeaderIsNoTrust(t *testing.T) {
+	s := New(Options{})
+	e := engine.New(engine.Options{Web: s.Web, Applied: s.Applied})
+	defer e.Close()
+	at := refused(t)
+	if err := e.Apply(config.Config{
+		Listeners: []config.Listener{{
+			Name: "http", Address: at, Protocol: config.HTTP, Routes: []config.Route{{Pool: "a"}}, TrustedProxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
+		}},
+		Pools: map[string]*config.Pool{"a": heads(t)()},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for header, want := range map[string][]string{
+		"": {"X-Forwarded-For: 127.0.0.1\r\n", "X-Forwarded-Proto: https\r\n", "X-Forwarded-Port: 8443\r\n"},
+		"PROXY TCP4 192.0.2.1 192.0.2.2 1000 80\r\n": {"X-Forwarded-For: 192.0.2.1\r\n", "X-Forwarded-Proto: http\r\n", "X-Forwarded-Port: 80\r\n"},
+		"PROXY TCP4 127.0.0.9 192.0.2.2 1000 80\r\n": {"X-Forwarded-For: 127.0.0.9\r\n", "X-Forwarded-Proto: https\r\n", "X-Forwarded-Port: 8443\r\n"},
+	} {
+		c, err := net.Dial("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(patience))
+		io.WriteString(c, header+"GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Port: 8443\r\nConnection: close\r\n\r\n")
+		answer, err := io.ReadAll(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		contains(t, string(answer), want...)
+	}
+}
