@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -185,12 +186,13 @@ func (c *endpointConns) closeIdle(before int64, all bool) bool {
 		clear(c.idle[kept:])
 		c.idle = c.idle[:kept]
 	}
-	if all {
-		for _, one := range c.http2 {
+	c.http2 = slices.DeleteFunc(c.http2, func(one *http2Conn) bool {
+		over := all || one.unused(before)
+		if over {
 			one.retire()
 		}
-		c.http2 = nil
-	}
+		return over
+	})
 	return len(c.idle) == 0 && len(c.http2) == 0
 }
 

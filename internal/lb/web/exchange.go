@@ -178,10 +178,7 @@ func (x *exchange) attempt(use *balance.Use, cfg *config.Pool) (result balance.R
 	for fresh := false; ; fresh = true {
 		e, err := x.connection(conns, cfg, fresh)
 		if err != nil {
-			if errors.Is(err, errBusy) {
-				return balance.Abandoned, true, err
-			}
-			return balance.ConnectFailed, true, err
+			return x.noConnection(err)
 		}
 		reused := e.reused
 		result, again, err = x.over(e)
@@ -191,6 +188,18 @@ func (x *exchange) attempt(use *balance.Use, cfg *config.Pool) (result balance.R
 		}
 		x.stats.Retries.Add(1)
 	}
+}
+
+// noConnection is what it means that an endpoint could not be connected to: nothing, if it has as many as it may have, or if the client
+// did not wait for it.
+func (x *exchange) noConnection(err error) (result balance.Result, again bool, _ error) {
+	switch {
+	case errors.Is(err, errBusy):
+		return balance.Abandoned, true, err
+	case x.ctx.Err() != nil || x.watch.reason() == reasonGone:
+		return balance.Abandoned, false, errClient{err}
+	}
+	return balance.ConnectFailed, true, err
 }
 
 // over sends the request over one connection, and keeps or closes that.
@@ -300,7 +309,7 @@ func (x *exchange) receive(e *endpointConn) (balance.Result, bool, error) {
 	}
 }
 
-// noAnswer is what an endpoint's silence means.
+// noAnswer is what it means that an endpoint did not answer.
 func (x *exchange) noAnswer(e *endpointConn, err error) (balance.Result, bool, error) {
 	var invalid *wire.Error
 	switch {
@@ -432,7 +441,7 @@ func (x *exchange) failed(err error) {
 	case errors.Is(err, errBusy):
 		x.answer(503, "every endpoint is busy")
 	case x.grpc && errors.As(err, &reset) && reset.Code == http2.ErrCodeCancel:
-		// An endpoint that ends a call without a word has found that its deadline is over.
+		// An endpoint that cancels a call without a status has found that its deadline is over.
 		x.answer(504, "the endpoint cancelled the call")
 	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, context.DeadlineExceeded):
 		x.answer(504, "the endpoint could not be reached in time")

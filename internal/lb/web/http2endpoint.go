@@ -9,8 +9,10 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2"
 
 	"portal/internal/lb/balance"
@@ -23,6 +25,7 @@ type http2Conn struct {
 	cc    *http2.ClientConn
 	owner *endpointConns
 	once  sync.Once
+	used  atomic.Int64 // when a request ended last
 }
 
 // transport makes client connections; it keeps none.
@@ -44,6 +47,12 @@ func (h *http2Conn) retire() {
 			h.cc.Close()
 		}()
 	})
+}
+
+// unused says whether nobody uses the connection since before a time.
+func (h *http2Conn) unused(before int64) bool {
+	state := h.cc.State()
+	return state.Closed || state.StreamsActive+state.StreamsReserved+state.StreamsPending == 0 && h.used.Load() < before
 }
 
 // takeHTTP2 returns a connection with room for one more request, which is reserved.
@@ -76,6 +85,7 @@ func (c *endpointConns) takeHTTP2(ctx context.Context, cfg *config.Pool, info *I
 		return nil, false, err
 	}
 	one := &http2Conn{cc: cc, owner: c}
+	one.used.Store(c.server.now())
 	if !cc.ReserveNewRequest() {
 		one.retire()
 		return nil, false, errors.New("the endpoint takes no request")
@@ -90,16 +100,6 @@ func (c *endpointConns) takeHTTP2(ctx context.Context, cfg *config.Pool, info *I
 
 // attemptHTTP2 sends the request to an endpoint that speaks HTTP/2.
 func (x *exchange) attemptHTTP2(conns *endpointConns, cfg *config.Pool) (balance.Result, bool, error) {
-	one, reused, err := conns.takeHTTP2(x.ctx, cfg, x.info)
-	if err != nil {
-		if errors.Is(err, errBusy) {
-			return balance.Abandoned, true, err
-		}
-		return balance.ConnectFailed, true, err
-	}
-	if cfg.ProxyProtocol != 0 {
-		defer one.retire()
-	}
 	ctx, cancel := context.WithCancel(x.ctx)
 	defer cancel()
 	x.watch.setCancel(cancel)
@@ -107,14 +107,24 @@ func (x *exchange) attemptHTTP2(conns *endpointConns, cfg *config.Pool) (balance
 	if !x.watch.enter(phaseWaiting) {
 		return balance.Abandoned, false, errors.New("time-out")
 	}
-	body := &bodyReader{x: x}
-	req := x.httpRequest(ctx, cfg, body)
 	if x.body != nil && x.small == nil && x.req.Continue {
 		// The library can't say when the endpoint has asked for the body.
 		if err := x.sink.interim(&wire.Response{Status: 100}); err != nil {
 			return balance.Abandoned, false, errClient{err}
 		}
+		x.req.Continue = false // also for another attempt
 	}
+	// From here to RoundTrip nothing may fail: only that gives back the place that is reserved in the connection.
+	one, reused, err := conns.takeHTTP2(ctx, cfg, x.info)
+	if err != nil {
+		return x.noConnection(err)
+	}
+	if cfg.ProxyProtocol != 0 {
+		defer one.retire()
+	}
+	defer func() { one.used.Store(x.server.now()) }()
+	body := &bodyReader{x: x}
+	req := x.httpRequest(ctx, cfg, body)
 	res, err := one.cc.RoundTrip(req)
 	x.log.sent(x)
 	if err != nil {
@@ -176,7 +186,12 @@ func (x *exchange) httpRequest(ctx context.Context, cfg *config.Pool, body *body
 			continue
 		case f.Known == wire.Trailer:
 			trailer = http.Header{}
-			wire.Tokens(f.Value, func(name []byte) { trailer[http.CanonicalHeaderKey(string(name))] = nil })
+			wire.Tokens(f.Value, func(name []byte) {
+				// The library refuses a request that announces what no trailer may have: that would look like the endpoint's fault.
+				if key := canonical(name); httpguts.ValidHeaderFieldName(key) && httpguts.ValidTrailerHeader(key) {
+					trailer[key] = nil
+				}
+			})
 			continue
 		case f.Dropped || f.Known.Hop():
 			continue
