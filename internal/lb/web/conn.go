@@ -3,6 +3,7 @@ package web
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"io"
 	"net"
 	"syscall"
@@ -272,10 +273,18 @@ func (c *conn) linger() {
 	}
 }
 
-// reset closes so that the client sees that the response is not complete.
+// reset closes so that the client sees that the response is not complete: over TLS, that no end is announced.
 func (c *conn) reset() {
-	if tcp, ok := c.nc.(*net.TCPConn); ok && c.x.started {
+	if !c.x.started {
+		return
+	}
+	below := c.nc
+	if secured, ok := below.(*tls.Conn); ok {
+		below = secured.NetConn()
+	}
+	if tcp, ok := below.(*net.TCPConn); ok {
 		tcp.SetLinger(0)
+		tcp.Close()
 	}
 }
 

@@ -3,6 +3,7 @@ package web
 import (
 	"bufio"
 	"crypto/rand"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -155,6 +156,19 @@ func TestTruncatedResponseIsSeen(t *testing.T) {
 		if body, err := io.ReadAll(res.Body); err == nil {
 			t.Errorf("a response that was cut off looks complete: %q", body)
 		}
+	}
+}
+
+// HTTP/1.0 has a response of unknown length end with the connection: over TLS, one that was cut off must not end in good order.
+func TestTruncatedResponseIsSeenOverTLS(t *testing.T) {
+	s := start(t, pool(raw(t, func(_ int, c net.Conn, r *bufio.Reader) {
+		readHead(r)
+		io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+	})), withTLS)
+	c := tls.Client(s.dial(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.0"}})
+	io.WriteString(c, "GET / HTTP/1.0\r\nHost: a\r\n\r\n")
+	if answer, err := io.ReadAll(c); err == nil {
+		t.Errorf("a response that was cut off looks complete: %q", answer)
 	}
 }
 
