@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -373,6 +374,37 @@ func TestMetrics(t *testing.T) {
 	} {
 		if text := strings.ReplaceAll(got[name], "  ", " "); !strings.Contains(text, mentions) {
 			t.Errorf("%s is %q, want %q in it", name, text, mentions)
+		}
+	}
+}
+
+// TestMetricsOfOnePort: pools of the same port, for example of two families, have the same labels each time.
+func TestMetricsOfOnePort(t *testing.T) {
+	e := newEngine(t, Options{})
+	cfg := tcpConfig(unused(t), unused(t))
+	for _, name := range []string{"six", "seven", "eight"} {
+		more := *cfg.Pools["web"]
+		more.Endpoints = nil
+		for range len(cfg.Pools) {
+			more.Endpoints = append(more.Endpoints, config.Endpoint{Address: unused(t)})
+		}
+		cfg.Pools[name] = &more
+	}
+	apply(t, e, cfg)
+	var first string
+	for range 20 {
+		families, err := e.Registry().Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			switch text := fmt.Sprint(f.GetMetric()); {
+			case f.GetName() != "portal_lb_cluster_membership_total":
+			case first == "":
+				first = text
+			case text != first:
+				t.Fatalf("the series have changed:\n%s\nwas\n%s", text, first)
+			}
 		}
 	}
 }

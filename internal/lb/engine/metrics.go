@@ -96,7 +96,9 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 func (c collector) pools(counter func(*prometheus.Desc, uint64, ...string), gauge func(*prometheus.Desc, float64, ...string)) {
 	checks := c.e.checks.Results()
 	seen := map[string]bool{}
-	for name, p := range *c.e.pools.Load() {
+	pools := *c.e.pools.Load()
+	for _, name := range slices.Sorted(maps.Keys(pools)) { // so that the same one has the longer label each time
+		p := pools[name]
 		cfg := p.Config()
 		labels := []string{cfg.Owner.Namespace, cfg.Owner.Name, cfg.Port}
 		// Several pools of one port, for example of an Ingress and of the Service itself, are distinguished by the pool's name.
