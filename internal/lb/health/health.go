@@ -72,6 +72,8 @@ func (c *Checker) Update(pools map[string]*balance.Pool) {
 			was := c.checks[k]
 			if cfg.HealthCheck == nil {
 				if was != nil {
+					was.stop() // first: it could find the endpoint unhealthy once more, and nobody would ever find otherwise
+					delete(c.checks, k)
 					pool.SetHealth(e.Address, true)
 				}
 				continue
