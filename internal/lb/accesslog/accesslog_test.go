@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -223,21 +224,61 @@ func TestS3(t *testing.T) {
 	}
 }
 
-func TestCheck(t *testing.T) {
-	good := listener("s3://bucket").AccessLog
-	if err := Check(good); err != nil {
-		t.Error(err)
+// A bucket that does not answer holds up nobody else's logs.
+func TestBucketThatDoesNotAnswer(t *testing.T) {
+	asked, ended := make(chan struct{}, 100), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		asked <- struct{}{}
+		<-ended
+	}))
+	defer server.Close()
+	defer close(ended)
+	t.Setenv("AWS_ACCESS_KEY_ID", "a")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "b")
+	dir := t.TempDir()
+	l := New(Options{})
+	l.Write(listener("s3://my-bucket?region=eu-west-1&use_path_style=true&disable_https=true&endpoint="+server.URL), sample())
+	const others = 9
+	for i := range others {
+		l.Write(listener(fmt.Sprintf("file://%s/%d", dir, i)), sample())
 	}
-	for want, change := range map[string]func(*config.AccessLog){
-		"accessLog.url":      func(c *config.AccessLog) { c.URL = "http://bucket" },
-		"names no bucket":    func(c *config.AccessLog) { c.URL = "s3://" },
-		"accessLog.interval": func(c *config.AccessLog) { c.Interval = time.Minute },
-		"accessLog.format":   func(c *config.AccessLog) { c.Format = "xml" },
-	} {
-		bad := *good
-		change(&bad)
-		if err := Check(&bad); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v; want an error about %s", err, want)
+	ctx, cancel := context.WithCancel(context.Background())
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		l.write(ctx, true)
+	}()
+	<-asked
+	for end := time.Now().Add(time.Minute); len(logs(t, dir)) < others; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d of %d logs are written", len(logs(t, dir)), others)
 		}
+	}
+	cancel()
+	<-written
+}
+
+// What is known of balancers that are gone is not kept for ever.
+func TestForgotten(t *testing.T) {
+	c := &clock{at: time.Date(2026, 11, 17, 12, 0, 0, 0, time.UTC)}
+	l := New(Options{Now: c.now})
+	to := listener("file://" + t.TempDir())
+	l.Write(to, sample())
+	c.turn(time.Hour)
+	l.write(context.Background(), false)
+	l.write(context.Background(), false)
+	c.turn(forgetAfter - time.Second)
+	l.write(context.Background(), false)
+	if n := len(l.all()); n != 1 {
+		t.Errorf("%d logs; want 1", n)
+	}
+	c.turn(time.Second)
+	l.write(context.Background(), false)
+	if n := len(l.all()); n != 0 {
+		t.Errorf("%d logs are left", n)
+	}
+	l.Write(to, sample())
+	if lines, _, _, _ := l.Stats("my-loadbalancer"); lines != 1 {
+		t.Errorf("%d lines after it was forgotten; want 1", lines)
 	}
 }

@@ -25,7 +25,7 @@ type Options struct {
 	// Account, Region and Address are parts of objects' names; Address is this machine's.
 	Account, Region string
 	Address         netip.Addr
-	// Failed is called with every failure to write to a bucket, which is tried again.
+	// Failed is called with every failure to write to a bucket, which is tried again; by several goroutines at once.
 	Failed func(balancer, url string, err error)
 	// MaxBytes is how much is kept in memory, for all balancers together: beyond it lines are dropped, and counted.
 	MaxBytes int64
@@ -40,6 +40,9 @@ const (
 	firstBackoff    = time.Second
 	longestBackoff  = time.Minute
 	stopTimeout     = 10 * time.Second
+	putTimeout      = 30 * time.Second // for the objects of one bucket
+	parallelPuts    = 16
+	forgetAfter     = 24 * time.Hour // without a line
 )
 
 // Logs gather lines and put them into buckets.
@@ -65,6 +68,8 @@ type log struct {
 	mu    sync.Mutex
 	lines []byte
 	ends  time.Time // of the present interval
+	quiet time.Time // since when there is no line; zero: there are some
+	gone  bool      // it is forgotten, and takes no lines any more
 
 	pending []object // in order; only for Run
 	backoff time.Duration
@@ -101,24 +106,6 @@ func New(o Options) *Logs {
 	return &Logs{options: o, byName: map[destination]*log{}}
 }
 
-// Check says what is wrong with an access log's configuration.
-func Check(c *config.AccessLog) error {
-	u, err := url.Parse(c.URL)
-	switch {
-	case err != nil:
-		return fmt.Errorf("accessLog.url: %w", err)
-	case u.Scheme != "s3" && u.Scheme != "file":
-		return fmt.Errorf("accessLog.url: %q; want s3://BUCKET or file:///FOLDER", c.URL)
-	case u.Scheme == "s3" && u.Host == "" || u.Scheme == "file" && u.Path == "":
-		return fmt.Errorf("accessLog.url: %q names no bucket or folder", c.URL)
-	case c.Interval != 5*time.Minute && c.Interval != 60*time.Minute:
-		return fmt.Errorf("accessLog.interval: %v; want 5m or 60m", c.Interval)
-	case c.Format != "elb" && c.Format != "json":
-		return fmt.Errorf("accessLog.format: %q; want elb or json", c.Format)
-	}
-	return nil
-}
-
 // Write adds a line to a listener's log. It never waits for a bucket.
 func (l *Logs) Write(listener *config.Listener, r *Record) {
 	c := listener.AccessLog
@@ -126,15 +113,9 @@ func (l *Logs) Write(listener *config.Listener, r *Record) {
 		return
 	}
 	to := destination{c.URL, c.Prefix, c.Format, c.Balancer, c.Interval}
-	l.mu.Lock()
-	one := l.byName[to]
-	if one == nil {
-		one = &log{to: to, backoff: firstBackoff}
-		l.byName[to] = one
-	}
-	l.mu.Unlock()
-	one.mu.Lock()
+	one := l.locked(to)
 	defer one.mu.Unlock()
+	one.quiet = time.Time{}
 	if one.ends.IsZero() {
 		one.ends = l.options.Now().Truncate(max(to.interval, time.Minute)).Add(max(to.interval, time.Minute))
 	}
@@ -152,6 +133,36 @@ func (l *Logs) Write(listener *config.Listener, r *Record) {
 		return
 	}
 	one.stats.Lines.Add(1)
+}
+
+// locked returns the log of a destination, whose mu the caller holds then.
+func (l *Logs) locked(to destination) *log {
+	for {
+		l.mu.Lock()
+		one := l.byName[to]
+		if one == nil {
+			one = &log{to: to, backoff: firstBackoff}
+			l.byName[to] = one
+		}
+		l.mu.Unlock()
+		one.mu.Lock()
+		if !one.gone {
+			return one
+		}
+		one.mu.Unlock()
+	}
+}
+
+// forget drops a log that has had nothing to write for long: its balancer is perhaps gone.
+func (l *Logs) forget(one *log, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if !one.quiet.IsZero() && now.Sub(one.quiet) >= forgetAfter && len(one.pending) == 0 {
+		one.gone = true
+		delete(l.byName, one.to)
+	}
 }
 
 // Stats are those of a balancer, over all its destinations.
@@ -194,25 +205,40 @@ func (l *Logs) Run(ctx context.Context) {
 	}
 }
 
-// write puts what is due into buckets, or all of it.
+// write puts what is due into buckets, or all of it. A bucket that does not answer holds no other one up.
 func (l *Logs) write(ctx context.Context, all bool) {
 	now := l.options.Now()
+	var putting sync.WaitGroup
+	slots := make(chan struct{}, parallelPuts)
 	for _, one := range l.all() {
 		l.cut(one, now, all)
 		if len(one.pending) == 0 || now.Before(one.after) && !all {
+			l.forget(one, now)
 			continue
 		}
-		if err := l.put(ctx, one); err != nil {
-			one.stats.Failures.Add(1)
-			one.after = now.Add(one.backoff)
-			one.backoff = min(2*one.backoff, longestBackoff)
-			if l.options.Failed != nil {
-				l.options.Failed(one.to.balancer, one.to.url, err)
-			}
-			continue
-		}
-		one.backoff, one.after = firstBackoff, time.Time{}
+		putting.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			l.attempt(ctx, one, now)
+		})
 	}
+	putting.Wait()
+}
+
+// attempt writes what is pending of one destination, and notes when to try again.
+func (l *Logs) attempt(ctx context.Context, one *log, now time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, putTimeout)
+	defer cancel()
+	if err := l.put(ctx, one); err != nil {
+		one.stats.Failures.Add(1)
+		one.after = now.Add(one.backoff)
+		one.backoff = min(2*one.backoff, longestBackoff)
+		if l.options.Failed != nil {
+			l.options.Failed(one.to.balancer, one.to.url, err)
+		}
+		return
+	}
+	one.backoff, one.after = firstBackoff, time.Time{}
 }
 
 // cut makes an object of the lines, if their interval is over.
@@ -221,6 +247,9 @@ func (l *Logs) cut(one *log, now time.Time, all bool) {
 	defer one.mu.Unlock()
 	if len(one.lines) == 0 {
 		one.ends = time.Time{} // the next line begins an interval
+		if one.quiet.IsZero() {
+			one.quiet = now
+		}
 		return
 	}
 	if !all && len(one.lines) < objectBytes && now.Before(one.ends) {
