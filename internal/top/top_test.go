@@ -16,23 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
+	"portal/internal/nettest"
 )
 
 // inNamespace runs a test in a network namespace of its own, in which 10.96.0.1:80 leads to 10.0.0.1:8080, and nobody answers for
 // 10.96.0.2:80. The namespace ends with the thread.
 func inNamespace(t testing.TB, test func()) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make a network namespace")
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("make a network namespace: %v", err)
-			return
-		}
+	nettest.InNamespace(t, func() {
 		for _, words := range []string{
 			"ip link set lo up", "ip addr add 10.0.0.1/32 dev lo", "ip route add 10.96.0.0/16 dev lo src 10.0.0.1", "ip route add local 10.1.0.0/16 dev lo",
 			"nft add table ip t", "nft add chain ip t out { type nat hook output priority -100; }",
@@ -54,8 +45,7 @@ func inNamespace(t testing.TB, test func()) {
 			}
 		}
 		test()
-	}()
-	<-done
+	})
 }
 
 // cluster has two Services; the endpoint of the second does not listen.

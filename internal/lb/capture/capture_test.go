@@ -8,66 +8,33 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"portal/internal/lb/capture"
+	"portal/internal/nettest"
 )
 
 // machine is a network namespace of the test's own.
-type machine struct{ handle netns.NsHandle }
+type machine struct{ *nettest.Namespace }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
-	m := &machine{}
-	ready := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		var err error
-		m.handle, err = netns.New()
-		ready <- err
-	}()
-	if err := <-ready; err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { m.handle.Close() })
+	m := &machine{nettest.NewNamespace(t)}
 	m.run(t, "ip", "link", "set", "lo", "up")
 	return m
-}
-
-// do runs something on the machine.
-func (m *machine) do(f func()) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	own, err := netns.Get()
-	if err != nil {
-		panic(err)
-	}
-	defer own.Close()
-	if err := netns.Set(m.handle); err != nil {
-		panic(err)
-	}
-	f()
-	if err := netns.Set(own); err != nil {
-		panic(err)
-	}
 }
 
 func (m *machine) run(t *testing.T, args ...string) string {
 	t.Helper()
 	var out []byte
 	var err error
-	m.do(func() { out, err = exec.Command(args[0], args[1:]...).CombinedOutput() })
+	m.Do(func() { out, err = exec.Command(args[0], args[1:]...).CombinedOutput() })
 	if err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, out)
 	}
@@ -94,7 +61,7 @@ func (m *machine) serve(t *testing.T, address, word string, transparent bool) (s
 	}}
 	var l net.Listener
 	var err error
-	m.do(func() { l, err = config.Listen(context.Background(), "tcp", address) })
+	m.Do(func() { l, err = config.Listen(context.Background(), "tcp", address) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +87,7 @@ func (m *machine) ask(address, want string) string {
 		limit = 1500 * time.Millisecond
 	}
 	var out string
-	m.do(func() {
+	m.Do(func() {
 		c, err := net.DialTimeout("tcp", address, limit)
 		switch {
 		case err != nil && strings.Contains(err.Error(), "refused"):
@@ -153,7 +120,7 @@ func newWorld(t *testing.T) *world {
 	w := &world{newMachine(t), newMachine(t), newMachine(t)}
 	for i, m := range []*machine{w.client, w.pod} {
 		name := []string{"outside", "pod"}[i]
-		w.node.run(t, "ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), m.handle))
+		w.node.run(t, "ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), m.Handle))
 		four, six := []string{"198.51.100", "10.244.1"}[i], []string{"fd00:113", "fd00:244"}[i]
 		w.node.run(t, "ip", "address", "add", four+".1/24", "dev", name)
 		w.node.run(t, "ip", "address", "add", six+"::1/64", "dev", name, "nodad")
@@ -164,7 +131,7 @@ func newWorld(t *testing.T) *world {
 		m.run(t, "ip", "route", "add", "default", "via", four+".1")
 		m.run(t, "ip", "-6", "route", "add", "default", "via", six+"::1")
 	}
-	w.node.do(func() {
+	w.node.Do(func() {
 		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"} {
 			if err := os.WriteFile(path, []byte("1"), 0); err != nil {
 				t.Error(err)
@@ -186,7 +153,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) sync(t *testing.T, c *capture.Capture, s capture.State) {
 	t.Helper()
-	w.node.do(func() {
+	w.node.Do(func() {
 		if err := c.Sync(s); err != nil {
 			t.Fatal(err)
 		}
@@ -261,7 +228,7 @@ func TestCapture(t *testing.T) {
 	w.sync(t, c, capture.State{})
 	w.expect(t, "released", "pod", "nothing", "pod")
 	w.sync(t, c, capture.State{Ports: ports(true)})
-	w.node.do(func() {
+	w.node.Do(func() {
 		if err := capture.Remove(); err != nil {
 			t.Fatal(err)
 		}

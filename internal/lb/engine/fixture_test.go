@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"portal/internal/lb/config"
+	"portal/internal/nettest"
 )
 
 // patience is how long tests wait for what must come.
@@ -100,23 +101,7 @@ func named(name string) func(net.Conn) {
 }
 
 // unused is an address at which nobody listens.
-func unused(t testing.TB) netip.AddrPort {
-	t.Helper()
-	for {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		at := l.Addr().(*net.TCPAddr).AddrPort()
-		_ = l.Close()
-		if _, again := given.LoadOrStore(at, true); !again {
-			return at
-		}
-	}
-}
-
-// given are the addresses that unused has returned: the kernel may choose one again.
-var given sync.Map
+var unused = nettest.UnusedPort
 
 func newEngine(t testing.TB, o Options) *Engine {
 	t.Helper()

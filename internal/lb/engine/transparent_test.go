@@ -2,42 +2,23 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"portal/internal/lb/config"
+	"portal/internal/nettest"
 )
 
 // TestTransparent: in a namespace where no interface has the address, listeners have it, and connections have it as their local end.
 func TestTransparent(t *testing.T) {
 	for _, address := range []string{"192.0.2.1:80", "[2001:db8::1]:80"} {
 		at := netip.MustParseAddrPort(address)
-		made := make(chan error)
-		go func() {
-			defer close(made)
-			runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
-			err := unix.Unshare(unix.CLONE_NEWNET)
-			made <- err
-			if err == nil {
-				serveTransparent(t, at)
-			}
-		}()
-		if err := <-made; errors.Is(err, unix.EPERM) && os.Geteuid() != 0 {
-			t.Skip("a network namespace needs root")
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		<-made
+		nettest.InNamespace(t, func() { serveTransparent(t, at) })
 	}
 }
 

@@ -85,7 +85,7 @@ func commands(calls string) string {
 }
 
 func namespacePath(p machine) string {
-	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.Handle())
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.Handle)
 }
 
 func TestCNI(t *testing.T) {

@@ -6,59 +6,23 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netns"
+	"portal/internal/nettest"
 )
 
 // Namespace is a network namespace of the test's own.
 type Namespace struct {
-	handle netns.NsHandle
-	Path   string
+	*nettest.Namespace
+	Path string
 }
 
 func NewNamespace(t *testing.T) *Namespace {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
-	n := &Namespace{}
-	ready := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		var err error
-		n.handle, err = netns.New()
-		ready <- err
-	}()
-	if err := <-ready; err != nil {
-		t.Fatal(err)
-	}
-	n.Path = fmt.Sprintf("/proc/self/fd/%d", n.handle)
-	t.Cleanup(func() { n.handle.Close() })
-	return n
-}
-
-// Do runs something in the namespace.
-func (n *Namespace) Do(f func()) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	own, err := netns.Get()
-	if err != nil {
-		panic(err)
-	}
-	defer own.Close()
-	if err := netns.Set(n.handle); err != nil {
-		panic(err)
-	}
-	defer func() {
-		if err := netns.Set(own); err != nil {
-			panic(err)
-		}
-	}()
-	f()
+	n := nettest.NewNamespace(t)
+	return &Namespace{n, fmt.Sprintf("/proc/self/fd/%d", n.Handle)}
 }
 
 // Sysctls are what a Pod's runtime sets.
@@ -176,4 +140,3 @@ func (s Socket) Ask() (string, error) {
 }
 
 // Handle is the namespace's.
-func (n *Namespace) Handle() netns.NsHandle { return n.handle }

@@ -63,7 +63,7 @@ func connect(t *testing.T, a machine, nameA string, b machine, nameB string) {
 	a.Do(func() {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = nameA
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: nameB, PeerNamespace: netlink.NsFd(b.Handle())}); err != nil {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: nameB, PeerNamespace: netlink.NsFd(b.Handle)}); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -2,8 +2,6 @@ package conntrack
 
 import (
 	"net/netip"
-	"os"
-	"runtime"
 	"slices"
 	"testing"
 
@@ -12,25 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
+	"portal/internal/nettest"
 )
 
-// inNamespace runs a test in a network namespace that ends with it: the thread is never given back.
+// inNamespace runs a test in a network namespace of its own.
 func inNamespace[T testing.TB](t T, test func(t T)) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make a network namespace")
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("make a network namespace: %v", err)
-			return
-		}
-		test(t)
-	}()
-	<-done
+	nettest.InNamespace(t, func() { test(t) })
 }
 
 // put adds a flow from a client to dst that from answers, or will if it is of TCP and has not yet been answered.

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"reflect"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -15,38 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
+	"portal/internal/nettest"
 	"portal/internal/plan"
 	"portal/internal/proxy/nf"
 	"portal/internal/proxy/nf/nftest"
 )
 
-// inNamespace runs a test in a network namespace of its own. The thread is never given back, so it ends with the test
-// and takes the namespace with it.
-func inNamespace(t *testing.T, f func()) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			defer close(done) // also when f ends the test
-			f()
-			return
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-}
-
 // withTable runs a test on a table of its own.
 func withTable(t *testing.T, f func(*tables)) {
 	t.Helper()
-	inNamespace(t, func() {
+	nettest.InNamespace(t, func() {
 		table, err := openTable()
 		if err != nil {
 			t.Error(err)
@@ -294,7 +271,7 @@ func TestCleanup(t *testing.T) {
 
 // TestProbe: what is made to see whether it can be is not left behind.
 func TestProbe(t *testing.T) {
-	inNamespace(t, func() {
+	nettest.InNamespace(t, func() {
 		rules, err := openTable()
 		if err != nil {
 			t.Error(err)
