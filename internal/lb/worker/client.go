@@ -41,22 +41,34 @@ func newClient(dir *folder) *Client {
 
 // attach lets the worker know that its agent is there.
 func (c *Client) attach(ctx context.Context) error {
-	// The request lasts longer than what was asked of Ensure.
-	request, err := http.NewRequestWithContext(context.WithoutCancel(ctx), http.MethodPost, "http://worker/attach", nil)
+	// The request lasts longer than what was asked of Ensure, once it is answered.
+	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	request, err := http.NewRequestWithContext(lasting, http.MethodPost, "http://worker/attach", nil)
 	if err != nil {
+		cancel()
 		return err
 	}
+	waiting := context.AfterFunc(ctx, cancel)
 	answer, err := c.http.Do(request)
+	if !waiting() {
+		err = errors.Join(err, ctx.Err())
+	}
 	if err != nil {
-		return err
+		cancel()
+		if answer != nil {
+			_ = answer.Body.Close()
+		}
+		return fmt.Errorf("attach to the balancing process: %w", err)
 	}
 	if answer.StatusCode != http.StatusOK {
+		cancel()
 		_ = answer.Body.Close()
 		return fmt.Errorf("attach to the balancing process: answer %s", answer.Status)
 	}
 	c.attached = answer.Body
 	go func() {
 		_, _ = io.Copy(io.Discard, answer.Body)
+		cancel()
 		close(c.gone)
 	}()
 	return nil
@@ -134,8 +146,13 @@ func (c *Client) Stop(ctx context.Context) error {
 	}
 }
 
+// answerPatience is how long the worker may take to answer: a configuration may be of thousands of listeners.
+const answerPatience = time.Minute
+
 // do sends a request, and reads the answer into a value in JSON, or as it is into bytes.
 func (c *Client) do(ctx context.Context, method, path string, body []byte, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, method, "http://worker"+path, bytes.NewReader(body))
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -36,10 +37,12 @@ const readyVariable = "PORTAL_LB_READY_FD"
 
 const (
 	logFile = "log"
-	// logMost is how large the log may be when a worker starts: then it begins anew.
+	// logMost is how large the log may become: then it is moved to logFile with the ending .old, in the place of what is there.
 	logMost = 8 << 20
 	// startPatience is how long a worker may take to be ready; it may have to take over thousands of sockets.
 	startPatience = 60 * time.Second
+	// statePatience is how long a worker that runs may take to say what it does.
+	statePatience = 15 * time.Second
 )
 
 // Ensure returns the worker of the folder. It adopts one that runs, replaces one of another binary without a connection being lost,
@@ -63,7 +66,9 @@ func (c *Client) ensure(ctx context.Context, o Options) error {
 		return err
 	}
 	defer unlock()
-	state, err := c.State(ctx)
+	asking, cancel := context.WithTimeout(ctx, statePatience)
+	state, err := c.State(asking)
+	cancel()
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -72,6 +77,8 @@ func (c *Client) ensure(ctx context.Context, o Options) error {
 		return c.attach(ctx)
 	case err == nil:
 		o.Log.Info("replacing the balancing process by one of this version", "pid", state.PID, "its", state.Identity, "ours", o.Identity)
+	case errors.Is(err, context.DeadlineExceeded):
+		o.Log.Warn("the balancing process does not answer, replacing it", "after", statePatience)
 	}
 	// The connection to the one that is replaced must not be used again.
 	c.http.CloseIdleConnections()
@@ -108,11 +115,7 @@ func (d *folder) lock(ctx context.Context) (func(), error) {
 // start starts a worker that outlives this process, and waits until it is ready.
 func start(ctx context.Context, o Options) error {
 	path := filepath.Join(o.Dir, logFile)
-	flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
-	if info, err := os.Stat(path); err == nil && info.Size() > logMost {
-		flags |= os.O_TRUNC
-	}
-	log, err := os.OpenFile(path, flags, 0o600)
+	log, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
@@ -159,6 +162,26 @@ func start(ctx context.Context, o Options) error {
 		}
 		return fmt.Errorf("it was not ready within %v: %s", startPatience, lastLine(path, began))
 	}
+}
+
+// limitLog keeps a log from growing without end. The file is the output of a process, so it stays the same one: its content is copied, and
+// it is emptied.
+func limitLog(path string) error {
+	info, err := os.Stat(path)
+	if err != nil || info.Size() <= logMost {
+		return err
+	}
+	from, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := os.OpenFile(path+".old", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(to, from)
+	return errors.Join(err, to.Close(), from.Truncate(0))
 }
 
 // lastLine is what a worker logged last.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"portal/internal/descriptor"
 	"portal/internal/lb/engine"
 )
 
@@ -21,29 +22,30 @@ import (
 // accepts and can be found, it says so, and the old one stops accepting. No connection is refused in between: the queue of those not
 // yet accepted is the socket's, not the process's.
 
-// parcel is one packet.
-type parcel struct {
-	// Luggage: the one file is that.
-	Luggage bool `json:"luggage,omitempty"`
+// packet is what one says beside the files that come with it.
+type packet struct {
+	// State: the one file has the state.
+	State bool `json:"state,omitempty"`
 	// Addresses are those of the listening sockets that come with the packet.
 	Addresses []netip.AddrPort `json:"addresses,omitempty"`
 	Last      bool             `json:"last,omitempty"`
 }
 
-// luggage is what the new worker must know.
-type luggage struct {
+// snapshot is what the new worker must know.
+type snapshot struct {
 	Config json.RawMessage `json:"config,omitempty"`
 	State  engine.State    `json:"state"`
 }
 
 const (
-	socketsInParcel = 100 // the kernel allows 253
-	parcelSize      = 64 << 10
+	socketsInPacket = 100 // the kernel allows 253
+	packetSize      = 64 << 10
 	// handoverPatience is how long one waits for the other.
 	handoverPatience = 30 * time.Second
 )
 
-var thanks = []byte("accepting")
+// accepting is what the new worker says in the end.
+var accepting = []byte("accepting")
 
 // serveHandover gives everything away to whoever asks, once.
 func (s *server) serveHandover(l *net.UnixListener) {
@@ -71,10 +73,10 @@ func (s *server) handOver(c *net.UnixConn) error {
 	}
 	s.mu.Lock()
 	s.handing = true
-	bag := luggage{Config: s.config}
+	known := snapshot{Config: s.config}
 	s.mu.Unlock()
-	bag.State = s.engine.State()
-	file, err := inMemory(bag)
+	known.State = s.engine.State()
+	file, err := descriptor.InMemory("portal-lb", known) // it may hold keys
 	if err != nil {
 		return err
 	}
@@ -84,30 +86,30 @@ func (s *server) handOver(c *net.UnixConn) error {
 		return err
 	}
 	defer closeFiles(sockets)
-	if err := send(c, parcel{Luggage: true}, file); err != nil {
+	if err := send(c, packet{State: true}, file); err != nil {
 		return err
 	}
-	var p parcel
+	var p packet
 	var files []*os.File
 	for address, f := range sockets {
 		p.Addresses, files = append(p.Addresses, address), append(files, f)
-		if len(files) == socketsInParcel {
+		if len(files) == socketsInPacket {
 			if err := send(c, p, files...); err != nil {
 				return err
 			}
-			p, files = parcel{}, nil
+			p, files = packet{}, nil
 		}
 	}
 	p.Last = true
 	if err := send(c, p, files...); err != nil {
 		return err
 	}
-	buf := make([]byte, len(thanks)+1)
+	buf := make([]byte, len(accepting)+1)
 	n, err := c.Read(buf)
 	if err != nil {
 		return err
 	}
-	if string(buf[:n]) != string(thanks) {
+	if string(buf[:n]) != string(accepting) {
 		return errors.New("it did not say that it accepts")
 	}
 	s.engine.StopAccepting()
@@ -128,7 +130,7 @@ func (d *folder) takeOver(ctx context.Context) (_ taken, err error) {
 	c := conn.(*net.UnixConn)
 	t := taken{sockets: map[netip.AddrPort]*os.File{}}
 	t.done = func() {
-		_, _ = c.Write(thanks)
+		_, _ = c.Write(accepting)
 		_ = c.Close()
 	}
 	t.giveUp = func() {
@@ -149,23 +151,21 @@ func (d *folder) takeOver(ctx context.Context) (_ taken, err error) {
 			return nothing, err
 		}
 		want := len(p.Addresses)
-		if p.Luggage {
+		if p.State {
 			want++
 		}
 		if len(files) != want {
-			for _, f := range files {
-				_ = f.Close()
-			}
+			descriptor.CloseAll(files)
 			return nothing, fmt.Errorf("%d files came, %d were announced: the process may have too few open files allowed", len(files), want)
 		}
-		if p.Luggage {
-			var bag luggage
-			err := json.NewDecoder(files[0]).Decode(&bag)
+		if p.State {
+			var known snapshot
+			err := json.NewDecoder(files[0]).Decode(&known)
 			_ = files[0].Close()
 			if err != nil {
 				return nothing, err
 			}
-			t.config, t.state = bag.Config, bag.State
+			t.config, t.state = known.Config, known.State
 			files = files[1:]
 		}
 		for i, address := range p.Addresses {
@@ -177,69 +177,36 @@ func (d *folder) takeOver(ctx context.Context) (_ taken, err error) {
 	}
 }
 
-func send(c *net.UnixConn, p parcel, files ...*os.File) error {
+func send(c *net.UnixConn, p packet, files ...*os.File) error {
 	data, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
-	var fds []int
-	for _, f := range files {
-		raw, err := f.SyscallConn()
-		if err != nil {
-			return err
-		}
-		// Fd would make the socket block, for both processes.
-		if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
-			return err
-		}
-	}
-	var rights []byte
-	if len(fds) > 0 {
-		rights = unix.UnixRights(fds...)
+	rights, err := descriptor.Rights(files...)
+	if err != nil {
+		return err
 	}
 	_, _, err = c.WriteMsgUnix(data, rights, nil)
 	return err
 }
 
-func receive(c *net.UnixConn) (p parcel, files []*os.File, err error) {
-	data, rights := make([]byte, parcelSize), make([]byte, unix.CmsgSpace(4*(socketsInParcel+1)))
+func receive(c *net.UnixConn) (p packet, files []*os.File, err error) {
+	data, rights := make([]byte, packetSize), make([]byte, unix.CmsgSpace(4*(socketsInPacket+1)))
 	n, m, _, _, err := c.ReadMsgUnix(data, rights)
 	if err != nil {
 		return p, nil, err
 	}
-	messages, err := unix.ParseSocketControlMessage(rights[:m])
+	files = descriptor.Received(rights[:m])
+	if n == 0 {
+		err = io.EOF
+	} else {
+		err = json.Unmarshal(data[:n], &p)
+	}
 	if err != nil {
+		descriptor.CloseAll(files)
 		return p, nil, err
 	}
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "handover"))
-		}
-	}
-	if n == 0 {
-		return p, files, io.EOF
-	}
-	return p, files, json.Unmarshal(data[:n], &p)
-}
-
-// inMemory writes a value to a file that has no name. It may hold keys, so it is never on a disk.
-func inMemory(v any) (*os.File, error) {
-	fd, err := unix.MemfdCreate("portal-lb", unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, err
-	}
-	f := os.NewFile(uintptr(fd), "memfd")
-	if err := json.NewEncoder(f).Encode(v); err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	_, err = f.Seek(0, io.SeekStart)
-	return f, err
+	return p, files, nil
 }
 
 func closeFiles(files map[netip.AddrPort]*os.File) {

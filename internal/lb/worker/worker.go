@@ -53,7 +53,8 @@ const (
 const (
 	controlSocket  = "control"
 	handoverSocket = "handover"
-	// folderInterval is how often the worker looks whether its folder is still there, folderDrain how long connections last if not.
+	// folderInterval is how often the worker looks whether its folder is still there and its log small, folderDrain how long connections
+	// last if it is not there.
 	folderInterval = 2 * time.Second
 	folderDrain    = 10 * time.Second
 )
@@ -204,7 +205,7 @@ func (s *server) apply(data json.RawMessage) error {
 	return err
 }
 
-// watchFolder ends the worker when nobody can find it any more.
+// watchFolder ends the worker when nobody can find it any more, and keeps its log small.
 func (s *server) watchFolder(dir *folder, stop <-chan struct{}) {
 	tick := time.NewTicker(folderInterval)
 	defer tick.Stop()
@@ -217,9 +218,15 @@ func (s *server) watchFolder(dir *folder, stop <-chan struct{}) {
 		s.mu.Lock()
 		handing := s.handing
 		s.mu.Unlock()
-		if !handing && !dir.ours() {
+		if handing {
+			continue
+		}
+		if !dir.ours() {
 			s.finish("its folder is gone", folderDrain)
 			return
+		}
+		if err := limitLog(dir.name(logFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			s.log.Error("the log can't be shortened", "err", err)
 		}
 	}
 }
