@@ -13,12 +13,12 @@ import (
 func (r *Result) Compare(plan *trace.Report, p intent.Protocol, relays bool) {
 	differ := func(format string, args ...any) { r.Differences = append(r.Differences, fmt.Sprintf(format, args...)) }
 	got := map[Outcome]string{
-		Connected: "was answered", Sent: "was sent, and nothing came back", Refused: "was refused", Silence: "was not answered", Unreachable: "found no way",
+		Connected: "was answered", Sent: "was sent, and nothing came back", Refused: "was refused", NoAnswer: "was not answered", Unreachable: "found no way",
 	}[r.Outcome]
 	switch plan.Verdict {
 	case trace.Arrives, trace.Leaves:
 		switch {
-		case r.Outcome == Unreachable, r.Outcome == Silence && plan.Verdict == trace.Arrives:
+		case r.Outcome == Unreachable, r.Outcome == NoAnswer && plan.Verdict == trace.Arrives:
 			differ("the packet should arrive, but %s", got)
 		case r.Outcome == Refused && !r.led(plan):
 			differ("the packet should arrive, but %s, and not by an endpoint: conntrack knows nothing of it", got)

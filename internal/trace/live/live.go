@@ -32,7 +32,7 @@ const (
 	Connected   Outcome = "connected"
 	Sent        Outcome = "sent"
 	Refused     Outcome = "refused"
-	Silence     Outcome = "silence"
+	NoAnswer    Outcome = "no answer"
 	Unreachable Outcome = "unreachable"
 )
 
@@ -189,7 +189,7 @@ func send(fd int, p intent.Protocol, to netip.AddrPort, patience time.Duration) 
 	case errors.Is(err, os.ErrDeadlineExceeded) && p == intent.UDP:
 		return Sent, nil
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return Silence, nil
+		return NoAnswer, nil
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ECONNRESET):
 		return Refused, nil
 	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):

@@ -3,33 +3,20 @@ package live
 import (
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"portal/internal/intent"
+	"portal/internal/nettest"
 	"portal/internal/trace"
 )
 
 // inNamespace runs a test in a network namespace of its own, in which 10.96.0.1:80 leads to 10.0.0.1:8080.
 func inNamespace(t *testing.T, test func()) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make a network namespace")
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("make a network namespace: %v", err)
-			return
-		}
+	nettest.InNamespace(t, func() {
 		for _, words := range []string{
 			"ip link set lo up", "ip addr add 10.0.0.1/32 dev lo", "ip route add 10.96.0.0/16 dev lo src 10.0.0.1",
 			"nft add table ip services", "nft add chain ip services out { type nat hook output priority -100; }", "nft add chain ip services filter { type filter hook output priority 0; }",
@@ -48,8 +35,7 @@ func inNamespace(t *testing.T, test func()) {
 		}
 		defer l.Close()
 		test()
-	}()
-	<-done
+	})
 }
 
 func here(f func() error) error { return f() }
@@ -77,12 +63,12 @@ func TestPackets(t *testing.T) {
 				plan: trace.Report{Verdict: trace.Arrives, Service: "a/b", Node: "n", Ends: []trace.End{{Address: endpoint[0].Address, Masqueraded: true, SourceNode: "n"}}},
 			},
 			{to: "10.96.0.1:53", protocol: intent.UDP, plan: trace.Report{Verdict: trace.Arrives}, outcome: Refused, verdict: "accept", differs: "nobody listens"},
-			{to: "10.96.0.2:80", protocol: intent.TCP, plan: trace.Report{Verdict: trace.Dropped}, outcome: Silence, verdict: "drop"},
-			{to: "10.96.0.2:80", protocol: intent.TCP, plan: trace.Report{Verdict: trace.Arrives}, outcome: Silence, verdict: "drop", differs: "should arrive, but was not answered"},
+			{to: "10.96.0.2:80", protocol: intent.TCP, plan: trace.Report{Verdict: trace.Dropped}, outcome: NoAnswer, verdict: "drop"},
+			{to: "10.96.0.2:80", protocol: intent.TCP, plan: trace.Report{Verdict: trace.Arrives}, outcome: NoAnswer, verdict: "drop", differs: "should arrive, but was not answered"},
 			{to: "10.96.0.3:80", protocol: intent.TCP, plan: trace.Report{Verdict: trace.Rejected}, outcome: Refused, verdict: "drop"},
 		} {
 			patience := 30 * time.Second
-			if c.outcome == Silence {
+			if c.outcome == NoAnswer {
 				patience = time.Second
 			}
 			r, err := Run(Options{Sender: here, Node: here, To: netip.MustParseAddrPort(c.to), Protocol: c.protocol, Patience: patience})
@@ -110,6 +96,44 @@ func TestPackets(t *testing.T) {
 		out, err := exec.Command("nft", "list", "tables").CombinedOutput()
 		if err != nil || strings.Contains(string(out), "portal-trace") {
 			t.Errorf("a table is left: %s %v", out, err)
+		}
+	})
+}
+
+// TestOthersTrace: somebody else has the kernel trace packets that never stop coming.
+func TestOthersTrace(t *testing.T) {
+	inNamespace(t, func() {
+		for _, rule := range [][]string{
+			{"add", "chain", "ip", "services", "others", "{ type filter hook output priority -600; }"},
+			{"add", "rule", "ip", "services", "others", "udp", "dport", "9", "meta", "nftrace", "set", "1"},
+		} {
+			if out, err := exec.Command("nft", rule...).CombinedOutput(); err != nil {
+				t.Errorf("%v: %v %s", rule, err, out)
+				return
+			}
+		}
+		noise, err := net.Dial("udp", "10.0.0.1:9")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer noise.Close()
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _ = noise.Write([]byte("x"))
+				}
+			}
+		}()
+		defer func() { close(stop); <-stopped }()
+		r, err := Run(Options{Sender: here, Node: here, To: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: intent.TCP, Patience: 30 * time.Second})
+		if err != nil || r.Outcome != Connected {
+			t.Error(r, err)
 		}
 	})
 }

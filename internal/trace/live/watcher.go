@@ -80,10 +80,10 @@ func (w *watcher) close() {
 	}
 }
 
-// read returns the rules that were met so far.
+// read returns the rules that were met so far. It ends also if messages never do: others may have packets of their own traced.
 func (w *watcher) read() (out []nf.Traced, err error) {
 	buf := make([]byte, 64<<10)
-	for until := time.Now().Add(settle); ; {
+	for until := time.Now().Add(settle); time.Now().Before(until); {
 		n, _, err := unix.Recvfrom(w.fd, buf, 0)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -103,4 +103,5 @@ func (w *watcher) read() (out []nf.Traced, err error) {
 			}
 		}
 	}
+	return out, nil
 }
