@@ -41,6 +41,7 @@ type feed struct {
 	changed  chan struct{} // closed at the next change
 	revision uint64
 	services map[key]*entry
+	owners   map[key]key // of slices, by namespace and name: their Services
 	nodes    map[string]*Node
 	nodeRevs map[string]uint64
 	ranges   map[string][]string // of ServiceCIDRs, by name
@@ -196,10 +197,14 @@ func (f *feed) putSlice(from *discoveryv1.EndpointSlice) {
 }
 
 func (f *feed) storeSlice(from *discoveryv1.EndpointSlice) {
-	k := sliceKey(from)
+	k, id := sliceKey(from), key{from.Namespace, from.Name}
+	if before, known := f.owners[id]; known && before != k {
+		f.removeSlice(before, from.Name) // it belongs to another Service now
+	}
 	if k.name == "" {
 		return
 	}
+	f.owners[id] = k
 	e := f.entry(k)
 	f.count(e.slices[from.Name], -1)
 	e.slices[from.Name] = newSlice(from)
@@ -220,6 +225,7 @@ func (f *feed) removeSlice(k key, name string) {
 	}
 	f.count(e.slices[name], -1)
 	delete(e.slices, name)
+	delete(f.owners, key{k.namespace, name})
 	f.refresh(k, e, false)
 }
 

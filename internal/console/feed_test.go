@@ -62,6 +62,35 @@ func TestSince(t *testing.T) {
 	}
 }
 
+// TestSliceChangesItsService: endpoints are shown with the Service that their slice belongs to now, and with no other.
+func TestSliceChangesItsService(t *testing.T) {
+	f := testFeed()
+	other := service(corev1.ServiceSpec{})
+	other.Name = "other"
+	f.replaceServices("", []*corev1.Service{service(corev1.ServiceSpec{}), other})
+	ready := func(name string) int { return f.services[key{"shop", name}].row.Ready }
+	slice := endpointSlice("one", "", "ready")
+	f.putSlice(slice)
+	if ready("web") != 1 || ready("other") != 0 {
+		t.Fatalf("%d and %d endpoints; want 1 and 0", ready("web"), ready("other"))
+	}
+	for _, step := range []struct {
+		label      string
+		web, other int
+	}{{"other", 0, 1}, {"", 0, 0}, {"web", 1, 0}} {
+		slice = slice.DeepCopy()
+		slice.Labels = map[string]string{discoveryv1.LabelServiceName: step.label}
+		f.putSlice(slice)
+		if ready("web") != step.web || ready("other") != step.other {
+			t.Errorf("with the label %q: %d and %d endpoints; want %d and %d", step.label, ready("web"), ready("other"), step.web, step.other)
+		}
+	}
+	f.dropSlice(slice)
+	if len(f.owners) != 0 || ready("web") != 0 {
+		t.Errorf("after it was deleted: %v, %d endpoints", f.owners, ready("web"))
+	}
+}
+
 // TestRelist: what a list brings again is not sent again; what it lacks is gone; other namespaces are left alone.
 func TestRelist(t *testing.T) {
 	f := testFeed()

@@ -29,7 +29,7 @@ const defaultNodePorts = "30000-32767"
 func newFeed(config *rest.Config, namespaces []string, nodePorts string) *feed {
 	f := &feed{
 		wanted: namespaces, nodePorts: nodePorts, id: rand.Text(), changed: make(chan struct{}), revision: 1,
-		services: map[key]*entry{}, nodes: map[string]*Node{}, nodeRevs: map[string]uint64{}, ranges: map[string][]string{},
+		services: map[key]*entry{}, owners: map[key]key{}, nodes: map[string]*Node{}, nodeRevs: map[string]uint64{}, ranges: map[string][]string{},
 		goneServices: map[key]uint64{}, goneNodes: map[string]uint64{}, waiting: map[string]bool{"scope": true},
 	}
 	f.status.NodePorts, f.status.NodePortsKnown = nodePorts, nodePorts != ""
