@@ -24,7 +24,8 @@ func newStatusServer(addr string, registry prometheus.Gatherer, ready func() boo
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	// What can be had is shown: a balancing process that is being replaced must not hide what this one counts.
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}))
 	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "OK") })
 	mux.HandleFunc("/ready", func(w http.ResponseWriter, _ *http.Request) {
 		if !ready() {

@@ -1,9 +1,14 @@
 package main
 
 import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/spf13/pflag"
 
 	"portal/internal/lb"
@@ -44,5 +49,22 @@ func TestBalancerFlags(t *testing.T) {
 			out.KeepOnStop != strings.Contains(args, "keep") || len(out.Peers) != strings.Count(args, "bgp-peer") {
 			t.Errorf("%s: %+v", args, out)
 		}
+	}
+}
+
+// TestMetricsWithoutWorker: while the balancing process can't be asked, the rest of the metrics is there.
+func TestMetricsWithoutWorker(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "own"}))
+	away := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return nil, errors.New("the balancing process is away") })
+	s, err := newStatusServer("127.0.0.1:0", prometheus.Gatherers{away, registry}, func() bool { return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.l.Close()
+	w := httptest.NewRecorder()
+	s.s.Handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "own 0") {
+		t.Errorf("%d: %s", w.Code, w.Body)
 	}
 }
