@@ -16,11 +16,11 @@ const (
 // affinity remembers clients' endpoints.
 type affinity [affinityShards]struct {
 	sync.Mutex
-	clients map[netip.Addr]bond
+	clients map[netip.Addr]assignment
 	sweep   int // how many clients there are when expired ones are removed next
 }
 
-type bond struct {
+type assignment struct {
 	endpoint *Endpoint
 	last     time.Time
 }
@@ -44,9 +44,9 @@ func (a *affinity) set(client netip.Addr, e *Endpoint, now time.Time, lasts time
 	s.Lock()
 	defer s.Unlock()
 	if s.clients == nil {
-		s.clients, s.sweep = map[netip.Addr]bond{}, 1024
+		s.clients, s.sweep = map[netip.Addr]assignment{}, 1024
 	}
-	s.clients[client] = bond{e, now}
+	s.clients[client] = assignment{e, now}
 	if len(s.clients) < s.sweep {
 		return
 	}

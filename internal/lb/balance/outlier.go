@@ -37,8 +37,8 @@ func (p *Pool) failed(e *Endpoint) {
 	p.build(now)
 }
 
-// pardon ends ejections that the configuration no longer allows, those first that would end first. The caller holds mu.
-func (p *Pool) pardon(now time.Time) {
+// limitEjections ends ejections that the configuration no longer allows, those first that would end first. The caller holds mu.
+func (p *Pool) limitEjections(now time.Time) {
 	out := p.out(now)
 	slices.SortStableFunc(out, func(a, b *Endpoint) int { return a.ejectedUntil.Compare(b.ejectedUntil) })
 	for _, e := range out[:max(0, len(out)-mayBeOut(p.cfg.Outlier, len(p.endpoints)))] {

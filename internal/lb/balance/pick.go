@@ -98,7 +98,7 @@ func (p *Pool) pick(t *table, k Key, not []*Endpoint) (*Endpoint, bool) {
 			case sticky:
 				p.sticky.set(k.Client, e, p.now(), t.cfg.Affinity)
 			case t.cfg.Policy.Kind == config.Leader && e != g.endpoints[0] && slices.Contains(not, g.endpoints[0]):
-				p.depose(g.endpoints[0], e)
+				p.replaceLeader(g.endpoints[0], e)
 			}
 			return e, false
 		}

@@ -144,7 +144,7 @@ func (p *Pool) Update(cfg *config.Pool, zone string) {
 			delete(p.leaving, id)
 		}
 	}
-	p.pardon(now)
+	p.limitEjections(now)
 	p.build(now)
 	leave := p.onLeave
 	p.mu.Unlock()
@@ -328,8 +328,8 @@ func (p *Pool) elect(g *group) {
 	g.endpoints = append(slices.Clone(g.endpoints[at:]), g.endpoints[:at]...)
 }
 
-// depose makes another endpoint the leader if lost still is.
-func (p *Pool) depose(lost, next *Endpoint) {
+// replaceLeader makes another endpoint the leader if lost still is.
+func (p *Pool) replaceLeader(lost, next *Endpoint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.leader == lost && slices.Contains(p.endpoints, next) {

@@ -23,8 +23,11 @@ func (n NextHops) of(a netip.Addr) netip.Addr {
 // of the interface that the session goes over.
 func FindNextHops(p Peer) (NextHops, error) {
 	routes, err := netlink.RouteGet(net.IP(p.Address.AsSlice()))
-	if err != nil || len(routes) == 0 {
+	if err != nil {
 		return NextHops{}, fmt.Errorf("no route to %s: %w", p.Address, err)
+	}
+	if len(routes) == 0 {
+		return NextHops{}, fmt.Errorf("no route to %s", p.Address)
 	}
 	source := p.Source
 	if !source.IsValid() {

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -188,11 +189,6 @@ func (s *State) sorted() State {
 	out := State{Ports: slices.Clone(s.Ports), Filters: slices.Clone(s.Filters), NLB: slices.Clone(s.NLB)}
 	slices.SortFunc(out.Ports, func(a, b Port) int { return a.Address.Compare(b.Address) })
 	slices.SortFunc(out.Filters, func(a, b Filter) int { return a.key().compare(b.key()) })
-	slices.SortFunc(out.NLB, func(a, b NodePorts) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(out.NLB, func(a, b NodePorts) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }

@@ -92,7 +92,7 @@ func (e *Engine) listen(address netip.AddrPort) (*net.TCPListener, error) {
 		}
 		return l, nil
 	}
-	// Peers that are gone without a word are found by the idle timeout.
+	// Peers that are gone without closing are found by the idle timeout.
 	lc := net.ListenConfig{KeepAlive: -1}
 	lc.SetMultipathTCP(false)
 	if e.options.Transparent {

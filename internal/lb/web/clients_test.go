@@ -113,7 +113,7 @@ func TestGRPC(t *testing.T) {
 	}
 }
 
-// Without an endpoint a gRPC client hears so in its own way.
+// Without an endpoint a gRPC client gets an error of gRPC.
 func TestGRPCErrors(t *testing.T) {
 	s := start(t, pool(), withTLS)
 	conn, err := grpc.NewClient(s.address.String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})))

@@ -9,7 +9,7 @@ import (
 	"portal/internal/lb/web/wire"
 )
 
-// forwarded is what endpoints hear of a connection, prepared once.
+// forwarded is what endpoints are sent about a connection, prepared once.
 type forwarded struct {
 	client []byte // the address
 	proto  []byte // two field lines

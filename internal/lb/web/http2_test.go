@@ -110,7 +110,7 @@ func TestProtocols(t *testing.T) {
 						t.Errorf("%s %s %v", r.Host, r.RequestURI, r.Header)
 					}
 					if want := map[bool]int{false: 1, true: 2}[protocol == config.H2 || protocol == config.H2C]; r.ProtoMajor != want {
-						t.Errorf("the endpoint hears %s", r.Proto)
+						t.Errorf("the endpoint is spoken to in %s", r.Proto)
 					}
 				}
 				for _, method := range []string{"GET", "HEAD"} {

@@ -31,7 +31,7 @@ func (c *conn) runTunnel() {
 	<-toEndpoint
 }
 
-// pass copies until one side ends; then the other hears of it. After a failure both are interrupted.
+// pass copies until one side ends; then the other side is half closed. After a failure both are interrupted.
 func (c *conn) pass(to, from net.Conn, early, buf []byte) {
 	if len(early) > 0 {
 		if _, err := to.Write(early); err != nil {

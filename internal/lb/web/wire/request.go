@@ -208,7 +208,7 @@ func (r *Request) interpret(authority []byte) *Error {
 	case authority != nil:
 		r.Host = authority
 	}
-	// An endpoint that would take up h2c hears what nobody has checked; a body before the switch leaves open what belongs to whom.
+	// An endpoint that switched to h2c would get bytes that nobody has checked; with a body before the switch it is not clear where that ends.
 	if asked && len(upgrade) > 0 && r.Minor == 1 && r.Length == 0 && !namesHTTP2(upgrade) {
 		r.Upgrade = upgrade
 	}
