@@ -56,6 +56,8 @@ func addServerFlags(f *pflag.FlagSet, o *server.Options) {
 	f.DurationVar(&o.Store.CompactionInterval, "etcd-compaction-interval", o.Store.CompactionInterval, "how often old revisions are dropped")
 	addEncryptionFlags(f, &o.Encryption)
 	addAuditFlags(f, o.Audit)
+	f.StringVar(&o.Tracing.ConfigFile, "tracing-config-file", o.Tracing.ConfigFile,
+		"file that says where OpenTelemetry traces of requests go, a TracingConfiguration of apiserver.config.k8s.io/v1")
 	f.StringVar(&o.TokenFile, "token-auth-file", o.TokenFile, `CSV file of static tokens: token,user,uid,"group1,group2"`)
 	f.StringSliceVar(&o.AuthorizationModes, "authorization-mode", o.AuthorizationModes,
 		"what decides whether a request is allowed, in this order: Node (what nodes need), RBAC (roles), AlwaysAllow")

@@ -72,6 +72,10 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	out := cmd.OutOrStdout()
+	// Before anything waits: another one that runs would only be found out at the end of that.
+	if err := o.server.Free(); err != nil {
+		return err
+	}
 	waiting := func(h instance.Holder) { fmt.Fprintf(out, "Waiting for %v to end ...\n", h) }
 	parts, err := o.parts.claim(cmd.Context(), waiting)
 	if err != nil {

@@ -68,7 +68,7 @@ func (s *Server) extendAdmission(config *genericserver.Config, guards admission.
 			initializer.NewAPIServerIDInitializer(config.APIServerID),
 			initializer.New(client, kinds, s.factory, config.Authorization.Authorizer, config.FeatureGate, config.EffectiveVersion,
 				config.DrainedNotify(), s.kinds),
-			webhookinit.NewPluginInitializer(webhookCredentials(s.loopback), s.resolver),
+			webhookinit.NewPluginInitializer(webhookCredentials(s.loopback, s.tracerOrNoop()), s.resolver),
 			excluding(admissionregistration.Virtual),
 			counting{},
 		}, nil)

@@ -56,7 +56,7 @@ func newCustomResources(config *genericserver.Config, s *Server, getter *store.R
 			CRDRESTOptionsGetter: &store.CustomResources{RESTOptions: getter, Codec: unstructured.UnstructuredJSONScheme},
 			MasterCount:          masters,
 			ServiceResolver:      s.resolver,
-			AuthResolverWrapper:  webhookCredentials(s.loopback),
+			AuthResolverWrapper:  webhookCredentials(s.loopback, s.tracerOrNoop()),
 		},
 	}
 	last := notfoundhandler.New(config.Serializer, filters.NoMuxAndDiscoveryIncompleteKey)

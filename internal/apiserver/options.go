@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -20,6 +21,7 @@ import (
 
 	"portal/internal/apiserver/authz"
 	"portal/internal/apiserver/tokens"
+	"portal/internal/instance"
 	"portal/internal/pki"
 	"portal/internal/store"
 )
@@ -67,6 +69,7 @@ type Options struct {
 	Store      store.Options
 	Encryption EncryptionOptions
 	Audit      AuditOptions
+	Tracing    TracingOptions
 }
 
 // TokenOptions are how the tokens of ServiceAccounts are issued and checked.
@@ -118,13 +121,52 @@ type completed struct {
 func (o Options) complete() (*completed, error) {
 	c := &completed{Options: o}
 	return c, errors.Join(c.completeListen(), c.completeRanges(), c.completeStore(), c.completeLimits(), c.completeAccess(),
-		c.completeTokens(), c.completeAdmission(), c.Encryption.validate(), c.Audit.validate())
+		c.completeTokens(), c.completeAdmission(), c.Encryption.validate(), c.Audit.validate(), c.Tracing.validate())
 }
 
 // Validate says what is wrong with the options, naming the flags.
 func (o Options) Validate() error {
 	_, err := o.complete()
 	return err
+}
+
+// Free says what another process uses of what this server needs: its port or its data directory. It changes nothing.
+func (o Options) Free() error {
+	c, err := o.complete()
+	if err != nil {
+		return err
+	}
+	listener, err := c.bind()
+	if err != nil {
+		return err
+	}
+	_ = listener.Close()
+	if len(c.Store.Servers) > 0 {
+		return nil
+	}
+	return withHolder(store.Free(c.Store.Dir))
+}
+
+// withHolder adds to an error about a data directory in use by whom, if that can be seen.
+func withHolder(err error) error {
+	var used *store.InUseError
+	if errors.As(err, &used) {
+		if h, found := instance.UserOf(used.Lock); found {
+			used.Holder = h.String()
+		}
+	}
+	return err
+}
+
+func (c *completed) bind() (net.Listener, error) {
+	listener, err := net.Listen("tcp", c.Listen)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("--listen %s: %w: stop it, or choose another with --listen", c.Listen, instance.InUse(c.Listen, err))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--listen %s: %w", c.Listen, err)
+	}
+	return listener, nil
 }
 
 func (c *completed) completeListen() error {

@@ -36,6 +36,7 @@ import (
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/component-base/tracing"
 	registration "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 	"k8s.io/streaming/pkg/httpstream"
 
@@ -71,6 +72,7 @@ type Server struct {
 	allocator *alloc.Allocator
 	tracker   *tracker
 	listener  *limitedListener
+	tracer    tracing.TracerProvider // nil: requests are not traced
 	certs     *certificates
 	// access decides what users may do: by roles and bindings, and for nodes by the Pods that are on them.
 	access   *authz.Access
@@ -144,15 +146,18 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 		}
 	}()
 	// The port first: a second server on the same port should say so before it waits for anything.
-	listener, err := net.Listen("tcp", c.Listen)
+	listener, err := c.bind()
 	if err != nil {
-		return nil, fmt.Errorf("--listen %s: %w", c.Listen, err)
+		return nil, err
 	}
 	s.listener = limitConnections(listener, connectionLimit(), firstRequestTimeout)
 	s.listener.count = s.load.connections
 	c.port = uint16(s.listener.Addr().(*net.TCPAddr).Port)
-	if s.store, err = store.Open(ctx, c.Store); err != nil {
+	if err := s.openTracer(ctx); err != nil {
 		return nil, err
+	}
+	if s.store, err = store.Open(ctx, c.Store); err != nil {
+		return nil, withHolder(err)
 	}
 	if s.encryption, err = openEncryption(ctx, s.store, c.Encryption); err != nil {
 		return nil, err
@@ -173,6 +178,9 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 func (s *Server) Close() {
 	if s.generic != nil {
 		s.generic.Destroy()
+	}
+	if s.tracer != nil {
+		_ = s.tracer.Shutdown(context.Background())
 	}
 	if s.encryption != nil {
 		s.encryption.close()
@@ -309,6 +317,7 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	if err := s.secure(config); err != nil {
 		return nil, err
 	}
+	s.trace(config)
 	s.loopback = config.LoopbackClientConfig
 	s.loopback.ContentType = "application/vnd.kubernetes.protobuf"
 	s.loopback.QPS = -1
@@ -349,6 +358,7 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	if config.AdmissionControl, err = s.extendAdmission(config, guards); err != nil {
 		return nil, err
 	}
+	s.traceAdmission(config)
 	etcd := healthz.NamedCheck("etcd", func(r *http.Request) error { return s.store.Check(r.Context()) })
 	config.AddHealthChecks(etcd)
 	// Only readiness: a restart does not make room.

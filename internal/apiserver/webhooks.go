@@ -25,8 +25,8 @@ import (
 )
 
 // webhookCredentials are what the server shows to webhooks: nothing, unless it is the webhook itself.
-func webhookCredentials(loopback *restclient.Config) webhook.AuthenticationInfoResolverWrapper {
-	return webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, loopback, tracing.NewNoopTracerProvider())
+func webhookCredentials(loopback *restclient.Config, tracer tracing.TracerProvider) webhook.AuthenticationInfoResolverWrapper {
+	return webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, loopback, tracer)
 }
 
 // serviceResolver finds the address of a webhook that is given as a Service: that of a ready endpoint. A cluster IP would

@@ -57,7 +57,7 @@ func split(err error) []error {
 
 var (
 	quotedPath = regexp.MustCompile(`^(unknown|duplicate) field "([^"]+)"$`)
-	goField    = regexp.MustCompile(`json: cannot unmarshal (\S+) into Go struct field \w+\.(\S+) of type (\S+)`)
+	goField    = regexp.MustCompile(`json: cannot unmarshal (\S+) into Go struct field (?:[A-Z]\w*\.)+(\S+) of type (\S+)`)
 )
 
 // describe is the field that an error speaks of, if any, and what is wrong with it.

@@ -1,5 +1,6 @@
 // Package instance makes sure that a part of Portal runs only once in a network namespace: two proxies would overwrite
-// each other's rules, two DNS servers take each other's addresses away. It knows nothing of the parts themselves.
+// each other's rules, two DNS servers take each other's addresses away. It says who is in the way. It knows nothing of the parts
+// themselves.
 package instance
 
 import (
@@ -145,9 +146,7 @@ func holderOf(name string) (Holder, bool) {
 	}
 	h := Holder{PID: int(cred.Pid), UID: int(cred.Uid)}
 	if h.PID > 0 {
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", h.PID))
-		words := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
-		h.Command = strings.Join(words[:min(2, len(words))], " ")
+		h.Command = commandOf(fmt.Sprintf("/proc/%d", h.PID))
 	}
 	return h, true
 }

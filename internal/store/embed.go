@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
@@ -31,6 +32,8 @@ type Options struct {
 	CompactionInterval time.Duration
 	// DialTimeout is how long to wait for an etcd outside to answer at start.
 	DialTimeout time.Duration
+	// Tracer records what requests ask of etcd; nil: nothing is recorded.
+	Tracer trace.TracerProvider
 }
 
 // DefaultOptions keep an embedded etcd of up to 8 GiB and drop revisions older than five minutes.
@@ -111,6 +114,20 @@ func (e *embedded) stop() {
 // ErrInUse says that another process has the data directory open.
 var ErrInUse = errors.New("in use by another server")
 
+// InUseError is ErrInUse with the folder, the file whose lock is held, and by whom if the caller knows.
+type InUseError struct{ Dir, Lock, Holder string }
+
+func (e *InUseError) Error() string {
+	who := ""
+	if e.Holder != "" {
+		who = ", " + e.Holder
+	}
+	return fmt.Sprintf("%s is %v%s: stop it, or give this one a --data-dir of its own", e.Dir, ErrInUse, who)
+}
+
+// Unwrap makes it an ErrInUse.
+func (e *InUseError) Unwrap() error { return ErrInUse }
+
 // lockDir makes sure that no second server uses the same folder: etcd itself would wait for it in silence.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
@@ -120,11 +137,23 @@ func lockDir(dir string) (*os.File, error) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s is %w: stop it, or give this one a --data-dir of its own", dir, ErrInUse)
+			return nil, &InUseError{Dir: dir, Lock: f.Name()}
 		}
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
 	return f, nil
+}
+
+// Free says whether a server could open the folder of an embedded etcd. It makes nothing.
+func Free(dir string) error {
+	if _, err := os.Stat(filepath.Join(dir, lockName)); err != nil {
+		return nil // Open says what is wrong with it, if anything is
+	}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return err
+	}
+	return lock.Close()
 }
 
 // dial connects to an etcd cluster and waits until one of its members answers.
@@ -137,6 +166,10 @@ func dial(ctx context.Context, opts Options) (*clientv3.Client, error) {
 			return nil, fmt.Errorf("--etcd-cafile, --etcd-certfile, --etcd-keyfile: %w", err)
 		}
 	}
+	dialing := []grpc.DialOption{grpc.WithReadBufferSize(64 << 10)}
+	if opts.Tracer != nil {
+		dialing = append(dialing, traceCalls(opts.Tracer))
+	}
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints:            opts.Servers,
 		TLS:                  config,
@@ -144,7 +177,7 @@ func dial(ctx context.Context, opts Options) (*clientv3.Client, error) {
 		DialKeepAliveTime:    10 * time.Second,
 		DialKeepAliveTimeout: 5 * time.Second,
 		MaxCallSendMsgSize:   4 << 20,
-		DialOptions:          []grpc.DialOption{grpc.WithReadBufferSize(64 << 10)},
+		DialOptions:          dialing,
 		Logger:               logger(),
 	})
 	if err != nil {

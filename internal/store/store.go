@@ -72,6 +72,9 @@ func Attach(ctx context.Context, opts Options) (*Store, error) {
 			return nil, err
 		}
 		client = s.embedded.client
+		if opts.Tracer != nil {
+			client.KV = tracedKV{client.KV}
+		}
 		etcdfeature.DefaultFeatureSupportChecker.CheckClient(client.Ctx(), namedClient{client}, storage.RequestWatchProgress)
 	} else if client, err = dial(ctx, opts); err != nil {
 		return nil, err
