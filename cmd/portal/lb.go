@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,7 +35,6 @@ type lbOptions struct {
 	balancers           balancerOptions
 	class               string
 	onlyClass           bool
-	metrics             string
 	cleanup             bool
 	join                joinOptions
 	logs                logOptions
@@ -48,6 +49,8 @@ type balancerOptions struct {
 	balancingOptions
 	peers  []string
 	onStop string
+	// metrics is where metrics are served; empty: nowhere.
+	metrics string
 }
 
 const (
@@ -149,7 +152,7 @@ serve it announce it to routers.`,
 	o.balancers.addFlags(f, "", "; more are in the ConfigMap "+lb.Namespace+"/"+lb.PoolsName)
 	f.StringVar(&o.class, "load-balancer-class", controller.DefaultClass, "spec.loadBalancerClass of the Services to serve")
 	f.BoolVar(&o.onlyClass, "only-class", false, "leave Services without a class to others")
-	f.StringVar(&o.metrics, "metrics-bind-address", "127.0.0.1:10261", "address:port of /metrics, /health and /ready; empty: none")
+	f.StringVar(&o.balancers.metrics, "metrics-bind-address", "127.0.0.1:10261", "address:port of /metrics, /health and /ready; empty: none")
 	f.StringVar(&o.balancers.dir, "run-dir", "", "folder of the balancing process (default: "+o.balancers.folder()+")")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove what leads packets to the balancing process on this machine, stop that process, and exit")
 	o.logs.addFlags(f)
@@ -188,7 +191,7 @@ func (o *lbOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	collectAt(garbage)
-	return serveBalancer(ctx, options, &o.balancers, o.metrics)
+	return serveBalancer(ctx, options, &o.balancers, nil)
 }
 
 // options checks the flags, naming the one that is wrong.
@@ -208,10 +211,8 @@ func (o *lbOptions) options(log *slog.Logger) (out lb.Options, err error) {
 	if problems := validation.IsQualifiedName(o.class); len(problems) > 0 {
 		return out, fmt.Errorf("--load-balancer-class: %q can't be a class: %s", o.class, problems[0])
 	}
-	if o.metrics != "" {
-		if err := completeAddress(&o.metrics, "10261"); err != nil {
-			return out, fmt.Errorf("--metrics-bind-address: %w", err)
-		}
+	if err := completeAddress(&o.balancers.metrics, "10261"); err != nil {
+		return out, fmt.Errorf("--metrics-bind-address: %w", err)
 	}
 	out.Class, out.Unclassed, out.Log = o.class, !o.onlyClass, log
 	o.balancers.apply(&out)
@@ -238,8 +239,9 @@ func (o *balancerOptions) mayAnnounce() error {
 	return nil
 }
 
-// serveBalancer runs a balancer, and serves its metrics at an address if there is one.
-func serveBalancer(ctx context.Context, options lb.Options, balancers *balancerOptions, metrics string) error {
+// serveBalancer runs a balancer, and serves its metrics at an address if there is one. unserved, if not nil, is called instead of
+// failing if another program has that address.
+func serveBalancer(ctx context.Context, options lb.Options, balancers *balancerOptions, unserved func(error)) error {
 	if options.Layer2 || options.BGP || balancers.balances() {
 		lock, err := instance.Acquire(ctx, instance.LB, instance.DefaultPatience, func(h instance.Holder) {
 			options.Log.Info("another load balancer announces addresses in this network namespace, waiting for it to end", "holder", h.String(), "upTo", instance.DefaultPatience)
@@ -267,18 +269,22 @@ func serveBalancer(ctx context.Context, options lb.Options, balancers *balancerO
 	if err != nil {
 		return err
 	}
-	if metrics != "" {
+	if metrics := balancers.metrics; metrics != "" {
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), b)
 		status, err := newStatusServer(metrics, append(gatherers, registry), b.Ready)
-		if err != nil {
-			return usageError{fmt.Errorf("--metrics-bind-address: %w", err)}
+		switch {
+		case err == nil:
+			serving, stop := context.WithCancel(ctx)
+			var wg sync.WaitGroup
+			defer wg.Wait()
+			defer stop()
+			wg.Go(func() { _ = status.run(serving) })
+		case unserved != nil && errors.Is(err, syscall.EADDRINUSE):
+			unserved(err)
+		default:
+			return usageError{fmt.Errorf("--%smetrics-bind-address: %w", balancers.prefix, err)}
 		}
-		serving, stop := context.WithCancel(ctx)
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		defer stop()
-		wg.Go(func() { _ = status.run(serving) })
 	}
 	return b.Run(ctx)
 }
@@ -295,7 +301,10 @@ func (o *partOptions) startBalancer(ctx context.Context, log *slog.Logger, node 
 	beside.Go(func() {
 		defer o.balancing.Done()
 		for wait(ctx, 0) {
-			err := serveBalancer(ctx, options, &o.balancers, "")
+			err := serveBalancer(ctx, options, &o.balancers, func(err error) {
+				// Traffic is what matters.
+				log.Warn("metrics of the load balancer are not served", "err", err)
+			})
 			if ctx.Err() != nil {
 				return
 			}

@@ -23,7 +23,6 @@ import (
 	"portal/internal/hostnet"
 	"portal/internal/identity"
 	"portal/internal/instance"
-	"portal/internal/join"
 	"portal/internal/node"
 	"portal/internal/node/disk"
 	"portal/internal/node/image"
@@ -59,6 +58,7 @@ type nodeOptions struct {
 	streamPort    uint16
 	parts         partOptions
 	join          joinOptions
+	cleanup       bool
 	logs          logOptions
 }
 
@@ -106,6 +106,7 @@ func (o *nodeOptions) command() *cobra.Command {
 		"turn on forwarding and make a strict rp_filter loose where packets to Services are lost otherwise; they stay so when this ends")
 	f.StringVar(&o.parts.healthz, "proxy-healthz-bind-address", "0.0.0.0:10256", "address:port of the proxy's /healthz and /livez, by which load balancers know whether to send traffic here; empty: none")
 	conntrackFlags(f, &o.parts.conntrack)
+	f.BoolVar(&o.cleanup, "cleanup", false, "end the Pods of this machine, remove all that a node left on it (with the same --data-dir, --bridge, --cgroup-root and --cni-conf-dir), and exit")
 	o.logs.addFlags(f)
 	return cmd
 }
@@ -122,6 +123,9 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	options, err := o.options()
 	if err != nil {
 		return usageError{err}
+	}
+	if o.cleanup {
+		return o.cleanUp(cmd, log, options)
 	}
 	if err := mayRunPods(); err != nil {
 		return err
@@ -187,7 +191,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	} else if o.parts.proxy != "none" {
 		log.Warn("the proxy does not run", "why", may.noProxy)
 	}
-	o.parts.balancers.dir = filepath.Join(options.DataDir, "balancing")
+	o.parts.balancers.dir = filepath.Join(options.DataDir, balancingDir)
 	o.parts.startBalancer(ctx, log, options.Name, who.lb, &beside)
 	return agent.Run(ctx)
 }
@@ -227,7 +231,7 @@ func (o *partOptions) nodeDNS(cmd *cobra.Command, log *slog.Logger, api *rest.Co
 			serving = func(bool) {}                // it is no endpoint of kube-dns
 		}
 		for wait(ctx, 0) {
-			err := serveNames(ctx, cmd, log, api, zone, listen, "", func() { serving(true) })
+			err := o.serveNames(ctx, cmd, log, api, zone, listen, "", func() { serving(true) })
 			if ctx.Err() != nil {
 				return
 			}
@@ -328,69 +332,6 @@ func (o *nodeOptions) options() (node.Options, error) {
 		err = e
 	}
 	return out, err
-}
-
-// nodeIdentities are who the parts of a node are to the API. A node reads its own Node only; a proxy, all of them.
-type nodeIdentities struct {
-	node, proxy, dns, lb *rest.Config
-	renew                []func(context.Context)
-}
-
-// identities finds out how the API is reached: with a kubeconfig, or by joining. A machine that has joined as a node obtains its
-// other identities as that node.
-func (o *nodeOptions) identities(ctx context.Context, log *slog.Logger, options node.Options) (*nodeIdentities, error) {
-	if o.kubeconfig != "" || !o.join.given() {
-		config, err := apiConfigAt("", o.kubeconfig)
-		if err != nil {
-			return nil, usageError{err}
-		}
-		return &nodeIdentities{node: config, proxy: config, dns: config, lb: config}, nil
-	}
-	if err := o.join.validate(nil); err != nil {
-		return nil, usageError{err}
-	}
-	own, err := o.join.credentials(ctx, options.Name, log)
-	if err != nil {
-		return nil, err
-	}
-	out := &nodeIdentities{node: own.Config(), renew: []func(context.Context){own.Run}}
-	roles := map[identity.Role]**rest.Config{identity.Proxy: &out.proxy, identity.DNS: &out.dns}
-	if o.parts.dns == "none" {
-		delete(roles, identity.DNS)
-	}
-	if len(o.parts.balancers.pools) > 0 {
-		roles[identity.LB] = &out.lb
-	}
-	// Each of them waits for the server: together they take no longer than one.
-	var joining sync.WaitGroup
-	var mu sync.Mutex
-	for role, config := range roles {
-		joining.Go(func() {
-			got, e := join.Join(ctx, join.Options{Role: role, Machine: options.Name, Through: own, Dir: filepath.Join(options.DataDir, string(role)), Log: log})
-			mu.Lock()
-			defer mu.Unlock()
-			if e != nil {
-				err = errors.Join(err, fmt.Errorf("the machine's identity as %s: %w", role, e))
-				return
-			}
-			*config, out.renew = got.Config(), append(out.renew, got.Run)
-		})
-	}
-	joining.Wait()
-	return out, err
-}
-
-// authorities are the CAs that clients of the node are known by: those of the cluster that was joined, as they are now, or of the kubeconfig.
-func (o *nodeOptions) authorities(dir string, config *rest.Config) func() ([]byte, error) {
-	if o.kubeconfig == "" && o.join.given() {
-		return func() ([]byte, error) { return os.ReadFile(filepath.Join(dir, join.AuthorityFile)) }
-	}
-	return func() ([]byte, error) {
-		if len(config.CAData) > 0 {
-			return config.CAData, nil
-		}
-		return os.ReadFile(config.CAFile)
-	}
 }
 
 // ownAddresses are this machine's first of each family.

@@ -27,8 +27,10 @@ type partOptions struct {
 	nodePortAddresses []string
 	configureSysctls  bool
 	healthz           string
-	conntrack         conntrack.Limits
-	balancers         balancerOptions
+	// Where metrics are served; empty: nowhere.
+	proxyMetrics, dnsMetrics string
+	conntrack                conntrack.Limits
+	balancers                balancerOptions
 	// balancing ends when the balancer has ended: it announces nothing any more.
 	balancing sync.WaitGroup
 }
@@ -39,7 +41,10 @@ func (o *partOptions) addFlags(f *pflag.FlagSet, dnsAuto, sysctls string) {
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", []string{"all"},
 		"addresses that node ports are served at: prefixes, primary (the node's own), localhost, all")
 	f.BoolVar(&o.configureSysctls, "configure-sysctls", false, sysctls)
+	f.StringVar(&o.proxyMetrics, "proxy-metrics-bind-address", "127.0.0.1:10249", "address:port of the proxy's /metrics, /state and /proxyMode; empty: none")
+	f.StringVar(&o.dnsMetrics, "dns-metrics-bind-address", "127.0.0.1:9153", "address:port of DNS' /metrics, /health and /ready; empty: none")
 	o.balancers.addFlags(f, "load-balancer-", "; without one, no load balancer runs here")
+	f.StringVar(&o.balancers.metrics, "load-balancer-metrics-bind-address", "127.0.0.1:10261", "address:port of the load balancer's /metrics, /health and /ready; empty: none")
 }
 
 // validate checks the flags before anything is started.
@@ -61,8 +66,16 @@ func (o *partOptions) validate() error {
 	if err := o.balancers.mayAnnounce(); err != nil {
 		return err
 	}
-	if err := completeAddress(&o.healthz, "10256"); err != nil {
-		return fmt.Errorf("--proxy-healthz-bind-address: %w", err)
+	for _, a := range []struct {
+		flag, port string
+		address    *string
+	}{
+		{"proxy-healthz-bind-address", "10256", &o.healthz}, {"proxy-metrics-bind-address", "10249", &o.proxyMetrics},
+		{"dns-metrics-bind-address", "9153", &o.dnsMetrics}, {"load-balancer-metrics-bind-address", "10261", &o.balancers.metrics},
+	} {
+		if err := completeAddress(a.address, a.port); err != nil {
+			return fmt.Errorf("--%s: %w", a.flag, err)
+		}
 	}
 	return nil
 }
@@ -133,8 +146,9 @@ func short(err error) string {
 }
 
 // serveNames serves DNS at addresses, of one device or of any, until the context ends. It calls open when it answers.
-func serveNames(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, zone string, listen []netip.AddrPort, device string, open func()) error {
+func (p *partOptions) serveNames(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, zone string, listen []netip.AddrPort, device string, open func()) error {
 	o := defaultDNSOptions()
+	o.metrics = p.dnsMetrics
 	o.listen, o.listenFlag, o.zones = nil, "dns", []string{zone}
 	for _, a := range listen {
 		o.listen = append(o.listen, a.String())

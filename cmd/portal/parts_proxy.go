@@ -60,7 +60,7 @@ type proxySettings struct {
 // startProxy runs the proxy on this machine. Its failure leaves the rest running.
 func (o *partOptions) startProxy(ctx context.Context, log *slog.Logger, s proxySettings, beside *sync.WaitGroup) partProxy {
 	options := defaultProxyOptions()
-	options.mode, options.healthz, options.hostname = o.proxy, o.healthz, s.node
+	options.mode, options.healthz, options.metrics, options.hostname = o.proxy, o.healthz, o.proxyMetrics, s.node
 	options.conntrack = o.conntrack
 	options.clusterCIDR = s.clusterCIDR
 	if s.bridge != "" {

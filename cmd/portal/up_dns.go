@@ -40,6 +40,7 @@ type upDNS struct {
 	// resolvConf is a file that programs can use in place of /etc/resolv.conf; empty if the port is not 53.
 	resolvConf string
 	note       string
+	serve      func(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, zone string, listen []netip.AddrPort, device string, open func()) error
 	// keep reconciles kube-dns until its context ends.
 	keep func(context.Context)
 }
@@ -87,7 +88,7 @@ func (o *upOptions) prepareDNS(ctx context.Context, info server.Info, noVIP stri
 	if err != nil {
 		return nil, err
 	}
-	d := &upDNS{remove: func() error { return nil }}
+	d := &upDNS{remove: func() error { return nil }, serve: o.parts.serveNames}
 	switch {
 	case o.parts.dns != "auto":
 		d.listen, err = addrPorts([]string{o.parts.dns})
@@ -157,7 +158,7 @@ func (d *upDNS) run(ctx context.Context, cmd *cobra.Command, log *slog.Logger, c
 	if d.temporary {
 		device = "lo"
 	}
-	return serveNames(ctx, cmd, log, config, upZone, d.listen, device, open)
+	return d.serve(ctx, cmd, log, config, upZone, d.listen, device, open)
 }
 
 // String is where clients find it.

@@ -30,6 +30,9 @@ const (
 	joinedFile     = "joined.json"
 )
 
+// Files are the names of all of them.
+func Files() []string { return []string{pairFile, AuthorityFile, KubeconfigFile, joinedFile} }
+
 // material is what proves a machine's identity, and by what it knows the server.
 type material struct {
 	pair   []byte // PEM

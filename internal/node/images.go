@@ -22,7 +22,7 @@ import (
 
 // ImageOptions are those of the images in a node's data directory, also for programs beside the agent.
 func ImageOptions(dataDir string) image.Options {
-	return image.Options{Dir: filepath.Join(dataDir, "images"), Hidden: []string{dataDir}, InUse: func() (map[string]bool, error) { return imagesInUse(dataDir) }}
+	return image.Options{Dir: filepath.Join(dataDir, imagesDir), Hidden: []string{dataDir}, InUse: func() (map[string]bool, error) { return imagesInUse(dataDir) }}
 }
 
 // imagesInUse are the images that containers have, whether they run or have ended: they may be started again.

@@ -29,6 +29,9 @@ const (
 	nodeInterval = 10 * time.Second
 	nodeReport   = 5 * time.Minute
 	retryDelay   = time.Second
+
+	// nameFile says which Node a data directory is of, lockFile keeps others out of it, imagesDir is where images are kept in it.
+	nameFile, lockFile, imagesDir = "node.name", "node.lock", "images"
 )
 
 // lock keeps two agents from using one data directory.
@@ -40,7 +43,7 @@ func lock(dir string) (func(), error) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, "node.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +62,7 @@ func lock(dir string) (func(), error) {
 
 // claim keeps which Node a data directory is of. Another one would take the Pods in it for those that the API no longer has.
 func claim(dir, name string) error {
-	path := filepath.Join(dir, "node.name")
+	path := filepath.Join(dir, nameFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return os.WriteFile(path, []byte(name+"\n"), 0o600)

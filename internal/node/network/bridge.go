@@ -473,6 +473,9 @@ func (n *Bridge) Sweep(ctx context.Context, keep map[string]bool) error {
 
 // Remove takes all of it away again: bridge and interfaces. Addresses are given back.
 func (n *Bridge) Remove() error {
+	if link, err := netlink.LinkByName(n.Bridge); err == nil && link.Type() != "bridge" {
+		return fmt.Errorf("the interface %s is a %s, not a bridge", n.Bridge, link.Type())
+	}
 	errs := []error{n.Sweep(context.Background(), nil)}
 	if link, err := netlink.LinkByName(n.Bridge); err == nil {
 		errs = append(errs, netlink.LinkDel(link))

@@ -38,7 +38,8 @@ type certificate struct {
 }
 
 const (
-	certificateFile = "serving.pem"
+	// CertificateFile has the certificate that the server shows, and its key.
+	CertificateFile = "serving.pem"
 	// pollEvery is how often a request is looked at. After patience it is given up and made anew: a person may have to approve it.
 	pollEvery = 250 * time.Millisecond
 	patience  = 10 * time.Minute
@@ -63,7 +64,7 @@ func (c *certificate) current(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.pair, nil
 }
 
-func (c *certificate) path() string { return filepath.Join(c.server.Dir, certificateFile) }
+func (c *certificate) path() string { return filepath.Join(c.server.Dir, CertificateFile) }
 
 func (c *certificate) set(pair *tls.Certificate) {
 	c.mu.Lock()
