@@ -36,7 +36,7 @@ build: ## build the binary
 
 .PHONY: test
 test: build $(PEERS)/etcd ## run every test; without root, those that need no root
-	@hack/need python3 ip kubectl dig unbound musl-gcc nft iptables conntrack curl bird node npm chromium
+	@hack/need python3 ip kubectl dig unbound musl-gcc nft iptables conntrack curl bird node npm chromium prometheus promtool
 	@[ "$$(id -u)" -ne 0 ] || $(MAKE) --no-print-directory vm $(E2E)/e2e.test $(E2E)/images.yaml
 	go vet ./...
 	go test -vet=off -timeout 45m ./...
