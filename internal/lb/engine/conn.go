@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"portal/internal/lb/balance"
 	"portal/internal/lb/config"
 )
@@ -48,7 +50,7 @@ const (
 // conn is a client's connection.
 type conn struct {
 	listener *listener
-	raw      *net.TCPConn
+	raw      *net.TCPConn // nil if the descriptor is a link's
 	client   netip.AddrPort
 	counted  netip.Addr // whose connection it counts as: the peer, whatever a PROXY header says
 	last     atomic.Int64
@@ -57,6 +59,7 @@ type conn struct {
 	relay *relay
 
 	mu       sync.Mutex // guards what follows
+	link     *link
 	endpoint stream
 	end      string
 	closed   bool
@@ -132,6 +135,10 @@ func (c *conn) pass(client net.Conn, info *ConnInfo, begin time.Time, cfg *confi
 		c.fail(info, begin, cfg, endNone)
 		return
 	}
+	if client == net.Conn(c.raw) && p.plain() {
+		c.passPlain(info, begin, cfg, p)
+		return
+	}
 	use, endpoint, raw, why := c.connect(p, info)
 	if use == nil {
 		c.fail(info, begin, cfg, why)
@@ -149,6 +156,32 @@ func (c *conn) pass(client net.Conn, info *ConnInfo, begin time.Time, cfg *confi
 		return
 	}
 	r.start(client, endpoint, raw)
+}
+
+// plain says whether bytes are passed to the pool's endpoints as they are.
+func (p *pool) plain() bool {
+	how := p.dial.Load()
+	return how.tls == nil && how.err == nil
+}
+
+// passPlain lets bytes pass that are encrypted on neither side.
+func (c *conn) passPlain(info *ConnInfo, begin time.Time, cfg *config.Listener, p *pool) {
+	raw, err := c.raw.SyscallConn()
+	fd := -1
+	if err == nil {
+		var failed error
+		err = raw.Control(func(was uintptr) { fd, failed = unix.FcntlInt(was, unix.F_DUPFD_CLOEXEC, 0) })
+		err = errors.Join(err, failed)
+	}
+	if err != nil {
+		c.fail(info, begin, cfg, endConnect)
+		return
+	}
+	c.mu.Lock()
+	_ = c.raw.Close()
+	c.raw = nil
+	c.mu.Unlock()
+	c.newLink(fd, info, begin, cfg, p)
 }
 
 // connect tries endpoints, one after the other.
@@ -268,15 +301,23 @@ func (c *conn) close(why string, hard bool) {
 		return
 	}
 	c.closed, c.end = true, why
-	for _, side := range [...]stream{c.raw, c.endpoint} {
-		switch {
-		case side == nil:
-		case hard:
-			reset(side)
-		default:
-			_ = side.Close()
-		}
+	if c.link != nil {
+		c.link.shut(hard)
 	}
+	if c.raw != nil {
+		closeStream(c.raw, hard)
+	}
+	if c.endpoint != nil {
+		closeStream(c.endpoint, hard)
+	}
+}
+
+func closeStream(s stream, hard bool) {
+	if hard {
+		reset(s)
+		return
+	}
+	_ = s.Close()
 }
 
 func (c *conn) why() string {

@@ -76,6 +76,7 @@ type Engine struct {
 	waiting sync.WaitGroup
 	conns   registry
 	setups  setups
+	loops   loops
 
 	copied copyStats
 	pools  atomic.Pointer[map[string]*pool]
@@ -316,7 +317,7 @@ func (e *Engine) StopAccepting() {
 	defer e.mu.Unlock()
 	e.closed = true
 	for _, l := range e.listeners {
-		_ = l.socket.Close()
+		l.closeSocket()
 	}
 }
 
@@ -355,6 +356,7 @@ func (e *Engine) Close() {
 	e.mu.Unlock()
 	e.tasks.Wait()
 	e.conns.closeAll()
+	e.loops.close()
 	e.waiting.Wait()
 	e.checks.Close()
 }

@@ -32,6 +32,9 @@ type listener struct {
 
 	mu      sync.Mutex
 	clients map[netip.Addr]int // connections
+	// plain is the socket again, for connections that package net need not know of.
+	plain  *os.File
+	closed bool
 }
 
 // listenerState is a listener's configuration: never changed, only replaced.
@@ -129,10 +132,11 @@ const acceptPause = 50 * time.Millisecond
 // accept runs until the socket is closed.
 func (l *listener) accept() {
 	for {
-		raw, err := l.socket.AcceptTCP()
+		err := l.acceptOne()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
 		case err != nil:
 			l.counters.refused.Add(1)
 			l.engine.log.Warn("accepting a connection failed, retrying", "listener", l.state.Load().cfg.Name, "err", err, "in", acceptPause)
@@ -141,10 +145,131 @@ func (l *listener) accept() {
 				return
 			case <-time.After(acceptPause):
 			}
-			continue
 		}
-		l.begin(raw)
 	}
+}
+
+// acceptOne takes one connection in the way that its listener needs.
+func (l *listener) acceptOne() error {
+	if !l.state.Load().passes() {
+		raw, err := l.socket.AcceptTCP()
+		if err == nil {
+			l.begin(raw)
+		}
+		return err
+	}
+	fd, from, err := l.acceptPlain()
+	if err != nil {
+		return err
+	}
+	state := l.state.Load()
+	if p := (*l.engine.pools.Load())[state.cfg.Pool]; state.passes() && p != nil && p.plain() {
+		l.beginPlain(fd, from, state, p)
+		return nil
+	}
+	// It is to be encrypted on one side.
+	f := os.NewFile(uintptr(fd), "client")
+	c, err := net.FileConn(f)
+	_ = f.Close()
+	if err != nil {
+		return err
+	}
+	l.begin(c.(*net.TCPConn))
+	return nil
+}
+
+// passes says whether what clients send is passed on as it is, from the first byte.
+func (s *listenerState) passes() bool {
+	return s.cfg.Protocol == config.TCP && len(s.cfg.TrustedProxies) == 0
+}
+
+// acceptPlain accepts a connection as a descriptor.
+func (l *listener) acceptPlain() (fd int, from netip.AddrPort, err error) {
+	raw, err := l.plainSocket()
+	if err != nil {
+		return -1, from, err
+	}
+	var peer unix.Sockaddr
+	var failed error
+	err = raw.Read(func(socket uintptr) bool {
+		fd, peer, failed = unix.Accept4(int(socket), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		return failed != unix.EAGAIN
+	})
+	if err != nil {
+		return -1, from, net.ErrClosed // nothing else makes waiting fail
+	}
+	if failed != nil {
+		return -1, from, os.NewSyscallError("accept", failed)
+	}
+	switch peer := peer.(type) {
+	case *unix.SockaddrInet4:
+		from = netip.AddrPortFrom(netip.AddrFrom4(peer.Addr), uint16(peer.Port))
+	case *unix.SockaddrInet6:
+		from = netip.AddrPortFrom(netip.AddrFrom16(peer.Addr).Unmap(), uint16(peer.Port))
+	}
+	return fd, from, nil
+}
+
+// plainSocket is the listening socket as a file, which package net does not let wait for connections otherwise.
+func (l *listener) plainSocket() (syscall.RawConn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, net.ErrClosed
+	}
+	if l.plain == nil {
+		f, err := l.socket.File()
+		if err != nil {
+			return nil, err
+		}
+		l.plain = f
+		// What is set here, connections have too.
+		if raw, err := f.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) })
+		}
+	}
+	return l.plain.SyscallConn()
+}
+
+// closeSocket stops accepting.
+func (l *listener) closeSocket() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	_ = l.socket.Close()
+	if l.plain != nil {
+		_ = l.plain.Close()
+	}
+}
+
+// beginPlain admits a connection if there is room, and has its bytes passed.
+func (l *listener) beginPlain(fd int, from netip.AddrPort, state *listenerState, p *pool) {
+	now := time.Now()
+	c := &conn{listener: l, client: from}
+	c.last.Store(now.UnixNano())
+	if !l.admit(c, state.cfg.Limits) {
+		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		_ = unix.Close(fd)
+		return
+	}
+	l.counters.total.Add(1)
+	l.engine.conns.add(c)
+	local := state.cfg.Address
+	if local.Addr().IsUnspecified() {
+		local = localOfDescriptor(fd)
+	}
+	c.newLink(fd, &ConnInfo{Client: from, Local: local}, now, state.cfg, p)
+}
+
+func localOfDescriptor(fd int) netip.AddrPort {
+	at, _ := unix.Getsockname(fd)
+	switch at := at.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(at.Addr).Unmap(), uint16(at.Port))
+	}
+	return netip.AddrPort{}
 }
 
 // begin admits a connection if there is room, and serves it.
@@ -159,10 +284,6 @@ func (l *listener) begin(raw *net.TCPConn) {
 	}
 	l.counters.total.Add(1)
 	l.engine.conns.add(c)
-	if state.cfg.Protocol.Parsed() {
-		go c.serve(state) // as long as the connection lasts
-		return
-	}
 	e := l.engine
 	e.setups.do(e.ctx, &e.waiting, func() { c.serve(state) })
 }
@@ -210,7 +331,7 @@ func (l *listener) ended(c *conn) {
 
 // stop accepts no more, and asks for the end of connections with requests. Others end when their endpoints have left the pool.
 func (l *listener) stop() {
-	_ = l.socket.Close()
+	l.closeSocket()
 	l.stopWeb()
 }
 

@@ -119,11 +119,17 @@ func (e *Engine) sweep() {
 		now := time.Now()
 		// Closing waits for who reads at the moment, so it is not done under the locks of each.
 		var due []*conn
+		var connecting []*link
 		e.conns.each(func(c *conn) {
 			if c.due(now) != "" {
 				due = append(due, c)
+			} else if k := c.connecting(); k != nil {
+				connecting = append(connecting, k)
 			}
 		})
+		for _, k := range connecting {
+			k.expire(now)
+		}
 		for _, c := range due {
 			why := c.due(now)
 			if why == endIdle {
@@ -134,6 +140,16 @@ func (e *Engine) sweep() {
 			}
 		}
 	}
+}
+
+// connecting is the connection's link, as long as that has no endpoint.
+func (c *conn) connecting() *link {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.relay != nil || c.closed {
+		return nil
+	}
+	return c.link
 }
 
 // due says why the connection's time has come, if it has. Those with requests are looked after by who reads these.

@@ -61,12 +61,14 @@ func connect(ctx context.Context, to netip.AddrPort, until time.Time) (*socket, 
 		return nil, os.NewSyscallError("socket", err)
 	}
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	if err := unix.Connect(fd, address); err != nil && err != unix.EINPROGRESS && err != unix.EINTR {
+	at := unix.Connect(fd, address)
+	if at != nil && at != unix.EINPROGRESS && at != unix.EINTR {
 		_ = unix.Close(fd)
-		return nil, os.NewSyscallError("connect", err)
+		return nil, os.NewSyscallError("connect", at)
 	}
 	s := &socket{File: os.NewFile(uintptr(fd), "endpoint")}
-	if s.raw, err = s.File.SyscallConn(); err == nil {
+	// Within a machine it is there at once.
+	if s.raw, err = s.File.SyscallConn(); err == nil && at != nil {
 		err = s.connected(ctx, until)
 	}
 	if err != nil {
@@ -89,7 +91,6 @@ func (s *socket) connected(ctx context.Context, until time.Time) error {
 	var state error
 	waited := false
 	err := s.raw.Write(func(fd uintptr) bool {
-		// Within a machine it is there at once.
 		if _, state = unix.Getpeername(int(fd)); state == nil {
 			return true
 		}
