@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"syscall"
@@ -25,8 +26,6 @@ type conn struct {
 	body   clientBody
 	x      exchange
 	out    []byte
-	ctx    context.Context
-	cancel context.CancelFunc
 
 	// For waiting without a buffer.
 	raw      syscall.RawConn
@@ -46,9 +45,8 @@ func newConn(ctx context.Context, s *Server, nc net.Conn, info Info) *conn {
 		c.raw = c.watch.raw
 		c.readable = c.onReadable
 	}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.body.c = c
-	c.x = exchange{server: s, watch: &c.watch, info: &c.info, req: &c.req, sink: c, via: newForwarded(&info), ctx: c.ctx}
+	c.x = exchange{server: s, watch: &c.watch, info: &c.info, req: &c.req, sink: c, via: newForwarded(&info), ctx: context.Background()}
 	return c
 }
 
@@ -100,7 +98,6 @@ func (c *conn) serve() (http2 net.Conn) {
 
 func (c *conn) release() {
 	c.server.watched.remove(&c.watch)
-	c.cancel()
 	if c.x.mine != nil {
 		c.x.mine.close()
 	}
@@ -311,6 +308,15 @@ func (p *prefixed) Read(b []byte) (int, error) {
 		return n, nil
 	}
 	return p.Conn.Read(b)
+}
+
+// CloseWrite ends what is sent.
+func (p *prefixed) CloseWrite() error {
+	half, ok := p.Conn.(interface{ CloseWrite() error })
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return half.CloseWrite()
 }
 
 // NetConn is what is below.

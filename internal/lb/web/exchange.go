@@ -80,6 +80,14 @@ func (x *exchange) reset() {
 		tried: x.tried[:0], out: x.out[:0]}
 }
 
+// context ends with the request.
+func (x *exchange) context() context.Context {
+	if st, is := x.sink.(*http2Stream); is {
+		return st.context()
+	}
+	return x.ctx
+}
+
 // serve answers a request whose head was read.
 func (x *exchange) serve() {
 	x.isHead = string(x.req.Method) == "HEAD"
@@ -196,7 +204,7 @@ func (x *exchange) noConnection(err error) (result balance.Result, again bool, _
 	switch {
 	case errors.Is(err, errBusy):
 		return balance.Abandoned, true, err
-	case x.ctx.Err() != nil || x.watch.reason() == reasonGone:
+	case x.context().Err() != nil || x.watch.reason() == reasonGone:
 		return balance.Abandoned, false, errClient{err}
 	}
 	return balance.ConnectFailed, true, err
@@ -237,7 +245,7 @@ func (x *exchange) connection(conns *endpointConns, cfg *config.Pool, fresh bool
 			return e, nil
 		}
 	}
-	return conns.dial(x.ctx, cfg, x.info)
+	return conns.dial(x.context(), cfg, x.info)
 }
 
 func (x *exchange) keep(e *endpointConn) {

@@ -217,6 +217,7 @@ type h2raw struct {
 	c net.Conn
 	*http2.Framer
 	enc *hpack.Encoder
+	dec *hpack.Decoder
 	buf bytes.Buffer
 }
 
@@ -224,7 +225,7 @@ func newRaw(s *site) *h2raw {
 	c := s.dial()
 	io.WriteString(c, wire.Preface)
 	h := &h2raw{t: s.t, c: c, Framer: http2.NewFramer(c, c)}
-	h.enc = hpack.NewEncoder(&h.buf)
+	h.enc, h.dec = hpack.NewEncoder(&h.buf), hpack.NewDecoder(4096, nil)
 	h.AllowIllegalWrites = true
 	h.WriteSettings()
 	return h
@@ -240,7 +241,6 @@ func (h *h2raw) headers(stream uint32, end bool, fields ...string) error {
 
 // answer is the status of a stream, or how it or the connection ended.
 func (h *h2raw) answer(stream uint32) string {
-	decoder := hpack.NewDecoder(4096, nil)
 	for {
 		frame, err := h.ReadFrame()
 		if err != nil {
@@ -252,7 +252,7 @@ func (h *h2raw) answer(stream uint32) string {
 				h.WriteSettingsAck()
 			}
 		case *http2.HeadersFrame:
-			fields, _ := decoder.DecodeFull(f.HeaderBlockFragment())
+			fields, _ := h.dec.DecodeFull(f.HeaderBlockFragment())
 			for _, field := range fields {
 				if field.Name == ":status" && f.StreamID == stream {
 					return field.Value

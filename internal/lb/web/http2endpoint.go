@@ -100,7 +100,7 @@ func (c *endpointConns) takeHTTP2(ctx context.Context, cfg *config.Pool, info *I
 
 // attemptHTTP2 sends the request to an endpoint that speaks HTTP/2.
 func (x *exchange) attemptHTTP2(conns *endpointConns, cfg *config.Pool) (balance.Result, bool, error) {
-	ctx, cancel := context.WithCancel(x.ctx)
+	ctx, cancel := context.WithCancel(x.context())
 	defer cancel()
 	x.watch.setCancel(cancel)
 	defer x.watch.setCancel(nil)
@@ -143,7 +143,7 @@ func (x *exchange) noAnswerHTTP2(body *bodyReader, reused bool, err error) (bala
 	fresh := !body.begun
 	var stream http2.StreamError
 	switch {
-	case x.watch.reason() == reasonGone || x.ctx.Err() != nil:
+	case x.watch.reason() == reasonGone || x.context().Err() != nil:
 		return balance.Abandoned, false, errClient{err}
 	case body.failed != nil:
 		p := &pump{done: make(chan struct{}), client: true, err: body.failed}
@@ -223,7 +223,8 @@ func (x *exchange) httpRequest(ctx context.Context, cfg *config.Pool, body *body
 	}
 	switch {
 	case x.small != nil:
-		req.Body = io.NopCloser(bytes.NewReader(x.small))
+		// The library may read it after the request has ended, when the buffer is somebody else's.
+		req.Body = io.NopCloser(bytes.NewReader(bytes.Clone(x.small)))
 	case x.body != nil:
 		body.declared = trailer
 		req.Body = body
@@ -381,3 +382,6 @@ func (x *exchange) bodyDone(b *bodyReader) bool {
 	defer b.reads.Unlock()
 	return x.body.Done()
 }
+
+// canonical is a field's name as net/http spells it.
+func canonical(name []byte) string { return http.CanonicalHeaderKey(string(name)) }

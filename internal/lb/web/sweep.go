@@ -66,19 +66,19 @@ type watch struct {
 	bodySince, bodyBytes atomic.Int64
 
 	site func() *Site
-	// request ends when an HTTP/2 client cancels it; nil for connections of HTTP/1.
-	request context.Context
+	// stream is the request of HTTP/2 that this is of; nil for connections. gone: its client has reset it.
+	stream *http2Stream
+	gone   atomic.Bool
 	// draining is done when no other request is begun.
 	draining context.Context
-	client   net.Conn // nil for HTTP/2 requests: the library keeps their time-outs
+	client   net.Conn // nil for requests of HTTP/2
 	raw      syscall.RawConn
 	// mu guards endpoint, which is interrupted if it takes too long.
 	mu       sync.Mutex
 	endpoint *endpointConn
 	cancel   func() // for endpoints that speak HTTP/2
-	stalled  func() // resets the stream of an HTTP/2 client that takes nothing
-	drain    func() // tells an HTTP/2 client to go away
-	drained  bool
+	// tick is called with the time and the idle time-out, both in milliseconds, whenever the sweeper has looked.
+	tick func(now, idle int64)
 }
 
 type watches struct {
@@ -124,12 +124,6 @@ func (w *watch) setCancel(cancel func()) {
 	w.mu.Unlock()
 }
 
-func (w *watch) setStalled(reset func()) {
-	w.mu.Lock()
-	w.stalled = reset
-	w.mu.Unlock()
-}
-
 // past is a deadline that is over.
 var past = time.Unix(1, 0)
 
@@ -141,6 +135,30 @@ func (w *watch) fire(seen int64, why reason) {
 		return
 	}
 	w.interrupt(why)
+}
+
+// abandon ends what w waits for, since its client has gone. What is not waited for yet is found by the sweeper.
+func (w *watch) abandon() {
+	w.gone.Store(true)
+	for {
+		seen := w.state.Load()
+		if p := phase(seen & 7); p != phaseWaiting && p != phaseResponse {
+			return
+		}
+		w.why.Store(int32(reasonGone))
+		if w.state.CompareAndSwap(seen, seen|int64(phaseFired)) {
+			w.interrupt(reasonGone)
+			return
+		}
+	}
+}
+
+// renew forgets what was of the request before.
+func (w *watch) renew() {
+	w.why.Store(int32(reasonNone))
+	w.gone.Store(false)
+	w.bodySince.Store(0)
+	w.enter(phaseBusy)
 }
 
 func (w *watch) interrupt(why reason) {
@@ -155,6 +173,9 @@ func (w *watch) interrupt(why reason) {
 	if why == reasonIdle || why == reasonHeader {
 		return
 	}
+	if w.stream != nil {
+		w.stream.interruptBy(why)
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.endpoint != nil {
@@ -162,9 +183,6 @@ func (w *watch) interrupt(why reason) {
 	}
 	if w.cancel != nil {
 		w.cancel()
-	}
-	if why == reasonStalled && w.stalled != nil {
-		w.stalled()
 	}
 }
 
@@ -181,6 +199,7 @@ func (s *Server) sweep() {
 	for _, w := range all {
 		w.check(now)
 	}
+	s.workers.trim()
 	s.conns.Range(func(key, value any) bool {
 		conns := value.(*endpointConns)
 		left := !conns.endpoint.LeftAt().IsZero()
@@ -198,9 +217,8 @@ func (w *watch) check(now int64) {
 	since := now - seen>>3
 	idle := orDefault(listener.IdleTimeout, config.DefaultIdleTimeout).Milliseconds()
 	header := orDefault(listener.Limits.HeaderTimeout, config.DefaultHeaderTimeout).Milliseconds()
-	if w.drains() && w.drain != nil && !w.drained {
-		w.drained = true
-		w.drain()
+	if w.tick != nil {
+		w.tick(now, idle)
 	}
 	if begun := w.bodySince.Load(); begun != 0 {
 		took := now - begun
@@ -261,7 +279,7 @@ func (w *watch) endpointLeft() bool {
 
 // grace is how long a client that seems to have gone may still wait.
 func (w *watch) grace() int64 {
-	if w.request != nil {
+	if w.stream != nil {
 		return 0 // a cancelled request is no guess
 	}
 	return goneGrace.Milliseconds()
@@ -269,8 +287,8 @@ func (w *watch) grace() int64 {
 
 // clientGone says whether the client has closed its end. One that closes only its sending side counts as gone, as with nginx.
 func (w *watch) clientGone() bool {
-	if w.request != nil {
-		return w.request.Err() != nil
+	if w.stream != nil {
+		return w.gone.Load()
 	}
 	if w.raw == nil {
 		return false

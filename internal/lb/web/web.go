@@ -1,6 +1,7 @@
 // Package web serves HTTP on connections that the engine accepted: it reads requests, finds their route, chooses an endpoint, and passes
-// request and response on while they come. HTTP/1 is read and written by its own strict loop, HTTP/2 by golang.org/x/net/http2. It opens
-// no listener, ends no TLS, and knows nothing of Kubernetes.
+// request and response on while they come. HTTP/1 and HTTP/2 are served by strict loops of its own; the frames, the compression of
+// headers and the client for endpoints that speak HTTP/2 are those of golang.org/x/net/http2. It opens no listener, ends no TLS, and
+// knows nothing of Kubernetes.
 package web
 
 import (
@@ -55,6 +56,7 @@ type Server struct {
 	clock   atomic.Int64
 	began   time.Time
 	watched watches
+	workers workers
 	conns   sync.Map // *balance.Endpoint → *endpointConns
 	stats   sync.Map // listener's name → *Stats
 	sites   atomic.Pointer[map[string]*Site]
@@ -78,6 +80,7 @@ func (s *Server) Run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
+			s.workers.stop()
 			s.conns.Range(func(_, value any) bool {
 				value.(*endpointConns).closeIdle(0, true)
 				return true

@@ -109,6 +109,12 @@ func (r *Request) parseLine(line []byte) (authority []byte, err *Error) {
 	return r.parseTarget(target)
 }
 
+// CheckMethod says whether a method is one: a token that is not longer than any registered one.
+func CheckMethod(method []byte) bool { return isToken(method) && len(method) <= maxMethod }
+
+// EqualHosts says whether two names of hosts are the same.
+func EqualHosts(a, b []byte) bool { return bytes.EqualFold(a, b) }
+
 // CheckTarget refuses characters that no target may have.
 func CheckTarget(target []byte) *Error {
 	for _, c := range target {
@@ -286,6 +292,6 @@ func CheckHost(host []byte) bool {
 }
 
 func port(b []byte) bool {
-	n, ok := decimal(b)
+	n, ok := Decimal(b)
 	return len(b) == 0 || ok && n <= 65535
 }

@@ -64,7 +64,7 @@ func (r *Response) parse(buf []byte, limits Limits) (int, *Error) {
 		return 0, bad("no version")
 	}
 	r.Minor = int(line[7] - '0')
-	status, ok := decimal(line[9:12])
+	status, ok := Decimal(line[9:12])
 	if !ok || status < 100 || status > 999 || len(line) > 12 && line[12] != ' ' {
 		return 0, bad("no status")
 	}

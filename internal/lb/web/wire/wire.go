@@ -145,6 +145,35 @@ func isToken(b []byte) bool {
 	return len(b) > 0
 }
 
+// LowerName says whether a field's name is one that HTTP/2 allows: a token without capitals.
+func LowerName(name []byte) bool {
+	for _, c := range name {
+		if !tokenByte[c] || lowerCase[c] != c {
+			return false
+		}
+	}
+	return len(name) > 0
+}
+
+// ToLower is a name in lower case.
+func ToLower(name []byte) string {
+	lower := make([]byte, len(name))
+	for i, c := range name {
+		lower[i] = lowerCase[c]
+	}
+	return string(lower)
+}
+
+// CheckValue says whether a field's value has no forbidden character.
+func CheckValue(value []byte) bool {
+	for _, c := range value {
+		if !valueByte[c] {
+			return false
+		}
+	}
+	return true
+}
+
 // EqualFold compares with a string in lower case.
 func EqualFold(b []byte, lower string) bool {
 	if len(b) != len(lower) {
@@ -236,10 +265,8 @@ func parseFields(block []byte, fields []Field, most int) ([]Field, *Error) {
 			return fields, bad("a field's name has a forbidden character")
 		}
 		value := trim(line[colon+1:])
-		for _, c := range value {
-			if !valueByte[c] {
-				return fields, bad("a field's value has a forbidden character")
-			}
+		if !CheckValue(value) {
+			return fields, bad("a field's value has a forbidden character")
 		}
 		fields = append(fields, Field{Name: name, Value: value, Known: Lookup(name)})
 	}
@@ -261,7 +288,7 @@ func readFraming(fields []Field) (framing, *Error) {
 			if f.length >= 0 {
 				return f, bad("several Content-Length fields")
 			}
-			n, ok := decimal(fields[i].Value)
+			n, ok := Decimal(fields[i].Value)
 			if !ok {
 				return f, bad("Content-Length is no number")
 			}
@@ -303,8 +330,8 @@ func unknownCoding(value []byte) *Error {
 	return &Error{501, "a transfer coding that is not supported"}
 }
 
-// decimal reads digits, and nothing but digits.
-func decimal(b []byte) (int64, bool) {
+// Decimal reads digits, and nothing but digits.
+func Decimal(b []byte) (int64, bool) {
 	if len(b) == 0 || len(b) > 18 {
 		return 0, false
 	}
