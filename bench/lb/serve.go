@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -15,7 +16,7 @@ import (
 
 	"portal/internal/lb/config"
 	"portal/internal/lb/engine"
-	"portal/internal/lb/web"
+	"portal/internal/lb/process"
 )
 
 // serving is what a process that is a subject itself needs.
@@ -93,12 +94,15 @@ func servePortal(s serving) error {
 		}
 		c.Listeners = append(c.Listeners, l)
 	}
-	server := web.New(web.Options{})
-	e := engine.New(engine.Options{Web: server.Web, Applied: server.Applied})
+	// What the balancing process of `portal lb` consists of.
+	parts := process.New(slog.New(slog.DiscardHandler))
+	var options engine.Options
+	parts.Into(&options)
+	e := engine.New(options)
 	if err := e.Apply(c); err != nil {
 		return err
 	}
-	server.Run(context.Background())
+	parts.Run(context.Background())
 	return errors.New("it ended by itself")
 }
 

@@ -1,5 +1,5 @@
 // Package process is what the balancing process consists of: the engine, HTTP on the connections that it accepts, and access logs. It brings these
-// together and decides nothing.
+// together, and decides how often garbage is collected.
 package process
 
 import (
@@ -36,6 +36,7 @@ func (p *Parts) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { p.web.Run(ctx) })
 	wg.Go(func() { p.logs.Run(ctx) })
+	wg.Go(func() { collect(ctx) })
 	wg.Wait()
 }
 
