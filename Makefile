@@ -163,7 +163,7 @@ generate: ## write the generated OpenAPI definitions
 	gofmt -w internal/apiserver/openapi/zz_generated.openapi.go
 
 BENCH := .cache/bench
-BENCHMARKS := api controllers dns proxy
+BENCHMARKS := api controllers dns lb proxy
 .PHONY: bench
 bench: ## run every side-by-side measurement, and docs/benchmarks.md from them (an hour; nothing else should run on the machine)
 	@missed=0; for one in $(BENCHMARKS); do $(MAKE) --no-print-directory bench-$$one || missed=1; done; \
@@ -187,8 +187,8 @@ bench-dns: build peers ## measure Portal's DNS beside CoreDNS
 	go run ./bench/dns -o $(BENCH)/dns.json
 
 .PHONY: bench-lb
-bench-lb: peers-lb ## measure the load balancer beside nginx, HAProxy, Caddy and Go's ReverseProxy (10 minutes)
-	@hack/need nginx haproxy wrk h2load
+bench-lb: build peers-lb ## measure the load balancer beside nginx, HAProxy, Caddy and Go's ReverseProxy, and its addresses beside node ports (15 minutes)
+	@hack/need nginx haproxy wrk h2load curl ip nft
 	@[ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || hack/need libnginx-mod-stream
 	@mkdir -p $(BENCH)
 	go build -o $(BENCH)/lb ./bench/lb

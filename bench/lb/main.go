@@ -21,6 +21,7 @@ import (
 type options struct {
 	subjects string
 	caddy    string
+	portal   string
 	seconds  int
 	rounds   int
 	idle     int
@@ -33,6 +34,7 @@ func main() {
 	var s serving
 	flag.StringVar(&o.subjects, "subjects", "nginx,HAProxy,Caddy,ReverseProxy,Portal", "whom to measure")
 	flag.StringVar(&o.caddy, "caddy", ".cache/peers/caddy", "Caddy's binary; without it Caddy is left out")
+	flag.StringVar(&o.portal, "portal", ".cache/bin/portal", "Portal's binary, for a lab in which a balancer's address is compared with a node port; without it that is left out")
 	flag.IntVar(&o.seconds, "seconds", 4, "length of each measurement")
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds, which alternate the order of the subjects; medians are reported")
 	flag.IntVar(&o.idle, "idle", 10_000, "idle connections whose memory is measured; 0: skip it")
@@ -67,6 +69,9 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	if err := b.measure(); err != nil {
+		return err
+	}
+	if err := b.nodePort(); err != nil {
 		return err
 	}
 	b.judge()

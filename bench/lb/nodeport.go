@@ -1,0 +1,191 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"portal/bench/report"
+)
+
+// overhead is the figure of what is passed on by the proxy's rules alone.
+const overhead = "time of a request by the balancer's address, compared with the node port"
+
+// Its address comes from the network of a lab's nodes.
+const labPool = "192.168.100.240-192.168.100.242"
+
+// labObjects are a Service whose endpoint is a program on the node itself.
+const labObjects = `apiVersion: v1
+kind: Service
+metadata: {name: bench}
+spec:
+  type: LoadBalancer
+  ports: [{port: 80, targetPort: %[2]d}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: bench, labels: {kubernetes.io/service-name: bench}}
+addressType: IPv4
+endpoints: [{addresses: [%[1]s], nodeName: node1}]
+ports: [{port: %[2]d}]
+`
+
+// nodePort compares a balancer's address with a node port of the same Service, from a client outside of a lab of one node.
+func (b *bench) nodePort() error {
+	if _, err := os.Stat(b.portal); err != nil {
+		b.report.Note("The balancer's address was not compared with a node port: %s is not there (make build).", b.portal)
+		return nil
+	}
+	logf("the balancer's address and the node port")
+	l := &lab{b: b, name: "bench-lb-" + strconv.Itoa(os.Getpid())}
+	defer l.stop()
+	targets, err := l.start()
+	if err != nil {
+		return fmt.Errorf("a lab: %w", err)
+	}
+	rates := make([][]float64, len(targets))
+	for range max(b.rounds, 5) {
+		for i, address := range targets {
+			n, err := l.load(address)
+			if err != nil {
+				return err
+			}
+			rates[i] = append(rates[i], n)
+		}
+	}
+	at := b.report.At("L4: the proxy's rules alone", 0, "")
+	at.Lower(portal, overhead, report.Median(rates[1])/report.Median(rates[0]), "×")
+	at.WantWithin(portal, overhead, 1.05) // less is within what two runs of the same differ by
+	return nil
+}
+
+// lab is a cluster of one node on this machine.
+type lab struct {
+	b       *bench
+	name    string
+	running []*exec.Cmd
+}
+
+func (l *lab) portal(args ...string) *exec.Cmd {
+	return exec.CommandContext(l.b.ctx, l.b.portal, args...)
+}
+
+// on is a command on one of the lab's machines.
+func (l *lab) on(machine string, command ...string) *exec.Cmd {
+	return l.portal(append([]string{"lab", "exec", "--name", l.name, machine, "--"}, command...)...)
+}
+
+func (l *lab) kubectl(input string, args ...string) (string, error) {
+	cmd := l.portal(append([]string{"kubectl", "--kubeconfig", l.b.path("lab/admin.kubeconfig")}, args...)...)
+	cmd.Stdin = strings.NewReader(input)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// launch starts a program whose output is kept in a file, which it returns.
+func (l *lab) launch(name string, cmd *exec.Cmd) (string, error) {
+	output, err := os.Create(l.b.path(name + ".log"))
+	if err != nil {
+		return "", err
+	}
+	defer output.Close()
+	cmd.Stdout, cmd.Stderr = output, output
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	l.running = append(l.running, cmd)
+	return output.Name(), nil
+}
+
+// start starts the lab, and returns where the Service is reached: at the balancer's address, and at the node port.
+func (l *lab) start() ([]string, error) {
+	log, err := l.launch("lab", l.portal("lab", "--name", l.name, "--nodes", "1", "--data-dir", l.b.path("lab"), "--load-balancer-pool", labPool))
+	if err != nil {
+		return nil, err
+	}
+	if err := eventually("the lab is ready", func() error {
+		text, err := os.ReadFile(log)
+		if err == nil && !bytes.Contains(text, []byte("The lab is ready")) {
+			err = errors.New(string(text))
+		}
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	node, err := l.kubectl("", "get", "node", "node1", "-o", `jsonpath={.status.addresses[?(@.type=="InternalIP")].address}`)
+	if err != nil {
+		return nil, err
+	}
+	node, _, _ = strings.Cut(node, " ")
+	if _, err := l.kubectl(fmt.Sprintf(labObjects, node, firstPort), "apply", "-f", "-"); err != nil {
+		return nil, err
+	}
+	conf, err := l.b.write("lab-endpoint.conf", fmt.Sprintf(nginxMain+`http { `+nginxTemporary+`
+server { listen %[3]s:%[4]d backlog=8192; location / { default_type text/plain; return 200 "hello, world\n"; } } }
+`, l.b.dir, "lab-endpoint", node, firstPort))
+	if err != nil {
+		return nil, err
+	}
+	if _, err := l.launch("lab-endpoint", l.on("node1", "nginx", "-c", conf)); err != nil {
+		return nil, err
+	}
+	var targets []string
+	err = eventually("the Service answers", func() error {
+		out, err := l.kubectl("", "get", "service", "bench", "-o", "jsonpath={.status.loadBalancer.ingress[0].ip} {.spec.ports[0].nodePort}")
+		if err != nil {
+			return err
+		}
+		address, port, _ := strings.Cut(out, " ")
+		if address == "" {
+			return errors.New("it has no address")
+		}
+		targets = []string{address + ":80", node + ":" + port}
+		for _, at := range targets {
+			if out, err := l.on("client", "curl", "-sS", "--max-time", "2", "http://"+at+"/").CombinedOutput(); err != nil {
+				return fmt.Errorf("%s: %w: %s", at, err, out)
+			}
+		}
+		return nil
+	})
+	return targets, err
+}
+
+// load is how many requests a second get through from outside, each over a connection of its own.
+func (l *lab) load(address string) (float64, error) {
+	out, err := l.on("client", "wrk", "-t1", "-c10", "-d"+strconv.Itoa(l.b.seconds)+"s", "-H", "Connection: close", "http://"+address+"/").CombinedOutput()
+	done := wrkRequests.FindSubmatch(out)
+	if err != nil || done == nil {
+		return 0, fmt.Errorf("wrk: %w: %s", err, out)
+	}
+	return strconv.ParseFloat(string(done[1]), 64)
+}
+
+// stop ends the lab, and what runs on its machines with it.
+func (l *lab) stop() {
+	for _, cmd := range l.running[:min(len(l.running), 1)] {
+		_ = cmd.Process.Signal(os.Interrupt)
+		_ = cmd.Wait()
+	}
+	for _, cmd := range l.running[min(len(l.running), 1):] {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+}
+
+func eventually(what string, f func() error) error {
+	var err error
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		if err = f(); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("it took too long until %s: %w", what, err)
+}
