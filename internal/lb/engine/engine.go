@@ -323,8 +323,8 @@ func (e *Engine) StopAccepting() {
 
 // Drain stops accepting, and waits for connections to end; those that are left when ctx is done are closed.
 func (e *Engine) Drain(ctx context.Context) {
-	e.StopAccepting()
 	e.mu.Lock()
+	e.closed = true
 	for _, l := range e.listeners {
 		l.stop()
 	}

@@ -331,8 +331,8 @@ func (l *listener) ended(c *conn) {
 
 // stop accepts no more, and asks for the end of connections with requests. Others end when their endpoints have left the pool.
 func (l *listener) stop() {
+	l.stopWeb() // first, so that whoever sees that nobody is accepted any more gets its answer as the last one
 	l.closeSocket()
-	l.stopWeb()
 }
 
 // reset closes a connection so that the peer sees that it failed.
