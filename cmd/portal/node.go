@@ -173,6 +173,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 		options.Drained = running.drained
 	}
 	options.Stream.State = nodeState(options, &running, may)
+	options.Stream.Traffic = nodeTraffic(ctx, &running, &beside)
 	options.DNS = o.parts.nodeDNS(cmd, log, who.dns, options.ClusterDomain, may)
 	agent, err := node.New(options)
 	if err != nil {

@@ -15,11 +15,13 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"portal/internal/hostnet"
 	"portal/internal/intent"
 	"portal/internal/node"
 	"portal/internal/node/runtime/shim"
 	"portal/internal/nodereport"
 	"portal/internal/proxy"
+	"portal/internal/top"
 )
 
 // partProxy is the service proxy of `portal up` and `portal node`.
@@ -40,6 +42,23 @@ func (r *runningProxy) drained(service intent.Key, addrs []netip.Addr) bool {
 // nodeState is what a node reports about itself when it is asked.
 func nodeState(o node.Options, running *runningProxy, may *parts) http.Handler {
 	return nodereport.Source{Node: o.Name, PodsDir: filepath.Join(o.DataDir, "pods"), PIDFile: shim.PIDFile, Proxy: running.Load, NoProxy: may.noProxy, Zone: o.ClusterDomain}
+}
+
+// nodeTraffic counts what goes through Services on this machine, while somebody asks, until ctx ends.
+func nodeTraffic(ctx context.Context, running *runningProxy, beside *sync.WaitGroup) http.Handler {
+	source := func() *intent.Cluster {
+		if p := running.Load(); p != nil {
+			return p.Cluster
+		}
+		return nil
+	}
+	local := func() ([]netip.Addr, error) {
+		have, err := hostnet.Interfaces{}.List()
+		return have.Local, err
+	}
+	s := top.NewServer(source, local)
+	beside.Go(func() { s.Run(ctx) })
+	return s
 }
 
 // firstSync is how long `portal up` waits for the proxy before it says that it is up.

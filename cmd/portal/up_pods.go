@@ -132,6 +132,7 @@ func (o *upOptions) startPods(cmd *cobra.Command, log *slog.Logger, info server.
 		options.Drained = o.running.drained
 	}
 	options.Stream.State = nodeState(options, &o.running, may)
+	options.Stream.Traffic = nodeTraffic(cmd.Context(), &o.running, beside)
 	agent, err := node.New(options)
 	if err != nil {
 		return fail(err)

@@ -27,6 +27,8 @@ type StreamOptions struct {
 	Authorities func() ([]byte, error)
 	// State answers what this node does for Services, to those who may get nodes/proxy; nil: nobody does.
 	State http.Handler
+	// Traffic answers how much goes through Services on this node, to the same; nil: nobody does.
+	Traffic http.Handler
 }
 
 // serveStreams serves logs and commands until ctx ends.
@@ -35,7 +37,7 @@ func (a *Agent) serveStreams(ctx context.Context) error {
 	if len(addresses) == 0 {
 		addresses = a.NodeIPs
 	}
-	o := stream.Options{Node: a.Name, Host: streamHost{a}, Client: a.Client, Authorities: a.Stream.Authorities, Dir: a.DataDir, State: a.Stream.State, Log: a.Log}
+	o := stream.Options{Node: a.Name, Host: streamHost{a}, Client: a.Client, Authorities: a.Stream.Authorities, Dir: a.DataDir, State: a.Stream.State, Traffic: a.Stream.Traffic, Log: a.Log}
 	for _, addr := range addresses {
 		o.Listen = append(o.Listen, netip.AddrPortFrom(addr, a.Stream.Port))
 	}

@@ -18,6 +18,12 @@ type Entry struct {
 	Client, Seen netip.AddrPort
 	// State is TCP's; 0 where it is not known.
 	State uint8
+	// Answered: the other side has sent something.
+	Answered bool
+	// ID is the kernel's own name for the connection while it exists; At is when the event happened, in nanoseconds, or 0 if the kernel
+	// does not take the time.
+	ID uint32
+	At uint64
 	// Bytes are those of both directions; they are there only if accounting is on.
 	Bytes    uint64
 	Counters bool
@@ -37,13 +43,15 @@ func (e *Entry) Reset() bool { return e.Protocol == intent.TCP && e.State == sta
 
 // Attributes of ctnetlink.
 const (
-	ctaTupleOrig, ctaTupleReply, ctaProtoInfo = 1, 2, 4
-	ctaCountersOrig, ctaCountersReply         = 9, 10
-	tupleIP, tupleProto                       = 1, 2
-	ip4Src, ip4Dst, ip6Src, ip6Dst            = 1, 2, 3, 4
-	protoNum, protoSrcPort, protoDstPort      = 1, 2, 3
-	infoTCP, infoTCPState                     = 1, 1
-	counterBytes                              = 2
+	ctaTupleOrig, ctaTupleReply, ctaStatus = 1, 2, 3
+	ctaProtoInfo, ctaID, ctaTimestampEvent = 4, 12, 27
+	ctaCountersOrig, ctaCountersReply      = 9, 10
+	tupleIP, tupleProto                    = 1, 2
+	ip4Src, ip4Dst, ip6Src, ip6Dst         = 1, 2, 3, 4
+	protoNum, protoSrcPort, protoDstPort   = 1, 2, 3
+	infoTCP, infoTCPState                  = 1, 1
+	counterBytes                           = 2
+	statusSeenReply                        = 1 << 1
 )
 
 // parse reads the attributes of a message; false: it is of no protocol with ports.
@@ -60,6 +68,16 @@ func (e *Entry) parse(attrs []byte) bool {
 		case ctaProtoInfo:
 			if s := find(find(value, infoTCP), infoTCPState); len(s) == 1 {
 				e.State = s[0]
+			}
+		case ctaStatus:
+			e.Answered = len(value) == 4 && binary.BigEndian.Uint32(value)&statusSeenReply != 0
+		case ctaID:
+			if len(value) == 4 {
+				e.ID = binary.BigEndian.Uint32(value)
+			}
+		case ctaTimestampEvent:
+			if len(value) == 8 {
+				e.At = binary.BigEndian.Uint64(value)
 			}
 		case ctaCountersOrig, ctaCountersReply:
 			if b := find(value, counterBytes); len(b) == 8 {

@@ -13,9 +13,9 @@ import (
 
 // Messages of ctnetlink, and where they are sent to.
 const (
-	msgNew, msgGet, msgDelete = 0, 1, 2
-	groupNew, groupDestroy    = 1, 3
-	nfgenLen                  = 4
+	msgGet, msgDelete                   = 1, 2
+	groupNew, groupUpdate, groupDestroy = 1, 2, 3
+	nfgenLen                            = 4
 )
 
 // Kernel is the connection tracking of one network namespace, seen through sockets that were opened there.
@@ -25,9 +25,19 @@ type Kernel struct {
 	messages     []message
 	vectors      []unix.Iovec
 	seq          uint32
-	// Accounting: the kernel counts bytes. Events: it reports what begins and ends.
-	Accounting, Events bool
+	// Accounting: the kernel counts bytes. Events: it reports what begins and ends. Timestamps: events have the time.
+	Accounting, Events, Timestamps bool
 }
+
+// Happened is what an event says of a connection.
+type Happened uint8
+
+// What events say. Changed ones come only with Timestamps.
+const (
+	Begun Happened = iota
+	Changed
+	Ended
+)
 
 // message is a struct mmsghdr.
 type message struct {
@@ -54,8 +64,13 @@ func Open() (*Kernel, error) {
 		k.messages[i].header.SetIovlen(1)
 	}
 	var err error
+	k.Timestamps = setting("nf_conntrack_timestamp") == "1"
+	groups := uint32(1<<(groupNew-1) | 1<<(groupDestroy-1))
+	if k.Timestamps { // then an answer's time says something
+		groups |= 1 << (groupUpdate - 1)
+	}
 	if k.dump, err = socket(0); err == nil {
-		k.events, err = socket(1<<(groupNew-1) | 1<<(groupDestroy-1))
+		k.events, err = socket(groups)
 	}
 	if err != nil {
 		k.Close()
@@ -124,7 +139,7 @@ func (k *Kernel) Sample(oneIn uint32) error {
 }
 
 // ReadEvents reads what has come so far, without waiting. lost: there was more than the kernel could keep.
-func (k *Kernel) ReadEvents(got func(e *Entry, ended bool)) (lost bool, err error) {
+func (k *Kernel) ReadEvents(got func(e *Entry, what Happened)) (lost bool, err error) {
 	var e Entry
 	for {
 		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(k.events), uintptr(unsafe.Pointer(&k.messages[0])), batch, unix.MSG_DONTWAIT, 0, 0)
@@ -141,9 +156,9 @@ func (k *Kernel) ReadEvents(got func(e *Entry, ended bool)) (lost bool, err erro
 			return lost, fmt.Errorf("read events of conntrack: %w", errno)
 		}
 		for i := range int(n) {
-			each(k.room[i*eventLen:][:min(k.messages[i].n, eventLen)], func(typ uint16, attrs []byte) bool {
+			each(k.room[i*eventLen:][:min(k.messages[i].n, eventLen)], func(typ, flags uint16, attrs []byte) bool {
 				if e.parse(attrs) {
-					got(&e, typ&0xff == msgDelete)
+					got(&e, happened(typ, flags))
 				}
 				return true
 			})
@@ -154,8 +169,19 @@ func (k *Kernel) ReadEvents(got func(e *Entry, ended bool)) (lost bool, err erro
 	}
 }
 
+// happened: a connection that is new and one that has changed come as the same message, with and without a flag.
+func happened(typ, flags uint16) Happened {
+	switch {
+	case typ&0xff == msgDelete:
+		return Ended
+	case flags&unix.NLM_F_CREATE != 0:
+		return Begun
+	}
+	return Changed
+}
+
 // each goes through messages; the function is not called for the kernel's own.
-func each(b []byte, do func(typ uint16, attrs []byte) bool) (done bool, err error) {
+func each(b []byte, do func(typ, flags uint16, attrs []byte) bool) (done bool, err error) {
 	for len(b) >= unix.NLMSG_HDRLEN {
 		n := int(binary.NativeEndian.Uint32(b))
 		if n < unix.NLMSG_HDRLEN || n > len(b) {
@@ -172,7 +198,7 @@ func each(b []byte, do func(typ uint16, attrs []byte) bool) (done bool, err erro
 			}
 			return true, nil
 		default:
-			if typ>>8 == unix.NFNL_SUBSYS_CTNETLINK && n >= unix.NLMSG_HDRLEN+nfgenLen && !do(typ, b[unix.NLMSG_HDRLEN+nfgenLen:n]) {
+			if typ>>8 == unix.NFNL_SUBSYS_CTNETLINK && n >= unix.NLMSG_HDRLEN+nfgenLen && !do(typ, binary.NativeEndian.Uint16(b[6:]), b[unix.NLMSG_HDRLEN+nfgenLen:n]) {
 				return true, nil
 			}
 		}
@@ -201,7 +227,7 @@ func (k *Kernel) Dump(got func(*Entry)) error {
 		if err != nil {
 			return fmt.Errorf("read conntrack: %w", err)
 		}
-		done, err := each(k.room[:n], func(_ uint16, attrs []byte) bool {
+		done, err := each(k.room[:n], func(_, _ uint16, attrs []byte) bool {
 			if e.parse(attrs) {
 				got(&e)
 			}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"time"
 
 	"portal/internal/intent"
 	"portal/internal/plan"
@@ -18,6 +19,14 @@ type Meter struct {
 	known map[flowKey]*row
 	// oneIn is how many events each stands for.
 	oneIn uint64
+	// unanswered are connections whose time until the answer is being taken, by the kernel's name for them.
+	unanswered map[uint32]unanswered
+}
+
+// unanswered is when a connection began, and where it belongs.
+type unanswered struct {
+	row *row
+	at  uint64
 }
 
 // rowKey is a port of a Service and one of its endpoints; without one, whoever answers is none.
@@ -40,12 +49,13 @@ type row struct {
 	begun, resets, closed, live uint64
 	open                        int
 	bytes                       uint64 // never less than before
+	latency                     Latency
 }
 
 // NewMeter returns a meter that knows no Service yet.
 func NewMeter() *Meter {
 	facts := &plan.Facts{Families: []intent.Family{intent.IPv4, intent.IPv6}}
-	return &Meter{plan: plan.NewSnapshot(facts), rows: map[rowKey]*row{}, known: map[flowKey]*row{}, oneIn: 1}
+	return &Meter{plan: plan.NewSnapshot(facts), rows: map[rowKey]*row{}, known: map[flowKey]*row{}, oneIn: 1, unanswered: map[uint32]unanswered{}}
 }
 
 // Set takes over what is known of a Service; nil: it is gone. What was counted stays.
@@ -106,19 +116,45 @@ func (m *Meter) find(e *Entry) *row {
 	return r
 }
 
-// event counts what begins or ends.
-func (m *Meter) event(e *Entry, ended bool) {
+// maxUnanswered bounds the memory for connections that nobody has answered: those to nowhere stay so.
+const maxUnanswered = 1 << 14
+
+// event counts what begins, is answered or ends.
+func (m *Meter) event(e *Entry, what Happened) {
+	if what == Changed {
+		m.answered(e)
+		return
+	}
 	r := m.row(e)
 	if r == nil {
 		return
 	}
-	if !ended {
+	if what == Begun {
 		r.begun += m.oneIn
+		if e.At != 0 && !e.Answered {
+			if len(m.unanswered) >= maxUnanswered {
+				clear(m.unanswered)
+			}
+			m.unanswered[e.ID] = unanswered{r, e.At}
+		}
 		return
 	}
+	delete(m.unanswered, e.ID)
 	r.closed += e.Bytes * m.oneIn
 	if e.Reset() {
 		r.resets += m.oneIn
+	}
+}
+
+// answered takes the time until the first answer. A refusal is none.
+func (m *Meter) answered(e *Entry) {
+	from, waits := m.unanswered[e.ID]
+	if !waits || !e.Answered {
+		return
+	}
+	delete(m.unanswered, e.ID)
+	if e.At >= from.at && !e.Reset() {
+		from.row.latency.note(time.Duration(e.At - from.at))
 	}
 }
 

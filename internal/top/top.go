@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"time"
 
@@ -22,6 +23,9 @@ type Sample struct {
 	OneIn uint32 `json:"oneIn"`
 	// Dumped is when open connections and bytes were last looked at.
 	Dumped time.Time `json:"dumped"`
+	// Accounting: bytes are counted. Timestamps: the time until an answer is taken.
+	Accounting bool `json:"accounting"`
+	Timestamps bool `json:"timestamps"`
 	// CPU is the part of a processor that this process used in the interval.
 	CPU float64 `json:"cpu"`
 	// Notes are what is missing in the figures, and what would help.
@@ -54,11 +58,24 @@ type Counts struct {
 	ByteRate   float64 `json:"byteRate"`
 	Resets     uint64  `json:"resets"`
 	ResetsRate float64 `json:"resetsRate"`
+	// Latency is how long connections of the last interval waited for the endpoint's first answer; nil: it is not known.
+	Latency *Latency `json:"latency,omitempty"`
 }
 
 func (c *Counts) add(o Counts) {
 	c.New, c.Open, c.Bytes, c.Resets = c.New+o.New, c.Open+o.Open, c.Bytes+o.Bytes, c.Resets+o.Resets
 	c.NewRate, c.ByteRate, c.ResetsRate = c.NewRate+o.NewRate, c.ByteRate+o.ByteRate, c.ResetsRate+o.ResetsRate
+	if o.Latency != nil {
+		if c.Latency == nil {
+			c.Latency = &Latency{}
+		}
+		c.Latency.Add(o.Latency)
+	}
+}
+
+// idle: there is nothing to show.
+func (c *Counts) idle() bool {
+	return c.NewRate == 0 && c.Open == 0 && c.ByteRate == 0 && c.ResetsRate == 0
 }
 
 // Options are what a Top is made of.
@@ -100,7 +117,7 @@ const (
 
 // New returns a Top. It follows the cluster until Close.
 func New(o Options) *Top {
-	t := &Top{Options: o, meter: NewMeter(), feed: o.Cluster.Follow(), before: map[rowKey]row{}, oneIn: 1, last: time.Now(), used: processorTime()}
+	t := &Top{Options: o, meter: NewMeter(), feed: o.Cluster.Follow(), before: map[rowKey]row{}, oneIn: 1, last: time.Now(), used: processorTime(unix.RUSAGE_SELF)}
 	t.meter.SetLocal(o.Local)
 	return t
 }
@@ -128,9 +145,9 @@ func (t *Top) Next(ctx context.Context) (*Sample, error) {
 		case <-tick.C:
 		}
 		t.update()
-		lost, err := t.Kernel.ReadEvents(func(e *Entry, ended bool) {
+		lost, err := t.Kernel.ReadEvents(func(e *Entry, what Happened) {
 			t.read++
-			t.meter.event(e, ended)
+			t.meter.event(e, what)
 		})
 		if err != nil {
 			return nil, err
@@ -159,10 +176,12 @@ func (t *Top) update() {
 }
 
 func (t *Top) dump() error {
-	before := processorTime()
+	runtime.LockOSThread() // what other parts of the process use meanwhile is not the dump's
+	defer runtime.UnlockOSThread()
+	before := processorTime(unix.RUSAGE_THREAD)
 	err := t.meter.dump(t.Kernel.Dump)
 	t.dumped = time.Now()
-	t.cost = processorTime() - before
+	t.cost = processorTime(unix.RUSAGE_THREAD) - before
 	return err
 }
 
@@ -171,19 +190,25 @@ func (t *Top) remember() {
 	for _, r := range t.meter.counts() {
 		t.before[r.rowKey] = r
 	}
+	for _, r := range t.meter.rows {
+		r.latency = Latency{} // of one interval
+	}
 }
 
 // sample puts the counts together.
 func (t *Top) sample() *Sample {
-	now, used := time.Now(), processorTime()
+	now, used := time.Now(), processorTime(unix.RUSAGE_SELF)
 	took := now.Sub(t.last)
-	s := &Sample{At: now, Interval: took, OneIn: t.oneIn, Dumped: t.dumped, CPU: float64(used-t.used) / float64(took), Services: []Service{}}
+	s := &Sample{At: now, Interval: took, OneIn: t.oneIn, Dumped: t.dumped, Accounting: t.Kernel.Accounting, Timestamps: t.Kernel.Timestamps, CPU: float64(used-t.used) / float64(took), Services: []Service{}}
 	for _, r := range t.meter.counts() {
 		was := t.before[r.rowKey]
 		rate := func(now, before uint64) float64 { return float64(now-before) / took.Seconds() }
 		c := Counts{
 			New: r.begun, NewRate: rate(r.begun, was.begun), Open: r.open, Bytes: r.bytes, ByteRate: rate(r.bytes, was.bytes),
 			Resets: r.resets, ResetsRate: rate(r.resets, was.resets),
+		}
+		if r.latency.Count > 0 {
+			c.Latency = &r.latency
 		}
 		last := len(s.Services) - 1
 		if last < 0 || s.Services[last].Namespace != r.service.Namespace || s.Services[last].Name != r.service.Name || s.Services[last].Port != r.port || s.Services[last].Protocol != r.protocol.String() {
@@ -233,10 +258,10 @@ func (t *Top) adapt(rate float64) {
 	}
 }
 
-// processorTime is what this process has used so far.
-func processorTime() time.Duration {
+// processorTime is what this process, or this thread, has used so far.
+func processorTime(who int) time.Duration {
 	var u unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+	if unix.Getrusage(who, &u) != nil {
 		return 0
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())

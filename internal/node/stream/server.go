@@ -76,7 +76,9 @@ type Options struct {
 	Dir string
 	// State answers what this node does for Services; nil: nobody does.
 	State http.Handler
-	Log   *slog.Logger
+	// Traffic answers how much goes through Services on this node; nil: nobody does.
+	Traffic http.Handler
+	Log     *slog.Logger
 }
 
 // Server serves a node's Pods.
@@ -177,6 +179,9 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /logs/", machineLogs)
 	if s.State != nil {
 		mux.Handle("GET /state", s.State)
+	}
+	if s.Traffic != nil {
+		mux.Handle("GET /traffic", s.Traffic)
 	}
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
 	for _, path := range []string{"/{namespace}/{pod}/{container}", "/{namespace}/{pod}/{uid}/{container}"} {

@@ -102,7 +102,7 @@ func (r *Result) find(k *top.Kernel, o *Options) error {
 			r.Endpoint, r.Seen = e.From, e.Seen
 		}
 	}
-	if _, err := k.ReadEvents(func(e *top.Entry, _ bool) { take(e) }); err != nil {
+	if _, err := k.ReadEvents(func(e *top.Entry, _ top.Happened) { take(e) }); err != nil {
 		return err
 	}
 	if r.Endpoint.IsValid() {
