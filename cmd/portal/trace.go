@@ -106,7 +106,7 @@ func (o *traceOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	learned := o.learn(ctx, client, &settings)
+	learned := o.learn(ctx, client, objects, &settings)
 	world, err := trace.NewWorld(objects, settings)
 	if err != nil {
 		return usageError{fmt.Errorf("--proxy-mode: %w", err)}
@@ -142,7 +142,7 @@ func (o *traceOptions) print(w io.Writer, r *liveReport) (err error) {
 	case o.output == "json":
 		err = printJSON(w, r.Report)
 	default:
-		if err = printTrace(w, r.Report); err == nil && r.Live != nil {
+		if err = r.Report.Print(w); err == nil && r.Live != nil {
 			err = printLive(w, r.Node, r.Live)
 		}
 	}
