@@ -3,7 +3,10 @@
 package test
 
 import (
+	"bufio"
+	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -13,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 
@@ -68,6 +72,101 @@ func TestConsoleMany(t *testing.T) {
 	before := residentMemory(t, api.Pid())
 	browser(t, api, dir, map[string]any{"parts": []string{"many"}, "many": many})
 	t.Logf("the server's memory: %d MB before somebody signed in, %d MB after", before>>20, residentMemory(t, api.Pid())>>20)
+	manyPages(t, api, client)
+}
+
+// manyPages has 20 pages of Services open, and measures what they cost the server: until all have their findings, while nothing happens,
+// and while endpoints change.
+func manyPages(t *testing.T, api *harness.API, client kubernetes.Interface) {
+	t.Helper()
+	const pages, look = 20, 30 * time.Second
+	page, who := api.URL+"/console/api/", browse(t)
+	if code, answer := sendJSON(t, who, page+"signin", `{"token":"alice-token"}`); code != http.StatusOK {
+		t.Fatalf("sign-in: %d %s", code, answer)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	found := make(chan struct{}, pages)
+	used, began := processorTime(t, api.Pid()), time.Now()
+	for i := range pages {
+		group.Go(func() {
+			// Every hundredth has no endpoint that is ready.
+			if !followPage(ctx, who, page+fmt.Sprintf("stream/services/default/s-%05d", 100*i), func(line string) bool { return strings.Contains(line, `"findings":[`) }, found) && ctx.Err() == nil {
+				t.Errorf("the page of s-%05d ended", 100*i)
+			}
+		})
+	}
+	for range pages {
+		select {
+		case <-found:
+		case <-time.After(2 * time.Minute):
+			t.Fatal("pages have no findings after 2 minutes")
+		}
+	}
+	t.Logf("%d pages had their findings after %.1f s; the server used %.1f s of a processor, and has %d MB",
+		pages, time.Since(began).Seconds(), (processorTime(t, api.Pid()) - used).Seconds(), residentMemory(t, api.Pid())>>20)
+	share := func(change func(int)) float64 {
+		used, began := processorTime(t, api.Pid()), time.Now()
+		for n := 0; time.Since(began) < look; n++ {
+			change(n)
+			time.Sleep(time.Second)
+		}
+		return 100 * (processorTime(t, api.Pid()) - used).Seconds() / time.Since(began).Seconds()
+	}
+	share(func(int) {}) // what began with the pages ends
+	still := share(func(int) {})
+	busy := share(func(n int) {
+		patch := fmt.Sprintf(`{"metadata":{"annotations":{"turn":"%d"}},"endpoints":[{"addresses":["10.128.0.%d"],"nodeName":"node-1","conditions":{"ready":%v}}]}`, n, 1+n%200, n%2 == 0)
+		if _, err := client.DiscoveryV1().EndpointSlices("default").Patch(ctx, fmt.Sprintf("s-%05d", 100*(n%pages)), types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Logf("%d open pages of %d Services cost %.1f %% of a processor while nothing happens, %.1f %% while one of them changes every second", pages, 10000, still, busy)
+	// Without pages it is not nothing: the server has etcd and the controllers in it.
+	if still > 25 || busy > 100 {
+		t.Errorf("pages cost %.1f and %.1f %% of a processor; at most 25 and 100 are right", still, busy)
+	}
+}
+
+// followPage reads a stream to its end, and reports when a line is as it should be for the first time.
+func followPage(ctx context.Context, who *http.Client, url string, right func(string) bool, found chan<- struct{}) bool {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return false
+	}
+	response, err := who.Do(request)
+	if err != nil {
+		return false
+	}
+	defer response.Body.Close()
+	lines, told := bufio.NewReader(response.Body), false
+	for {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			return false
+		}
+		if !told && right(line) {
+			told = true
+			found <- struct{}{}
+		}
+	}
+}
+
+// processorTime is what a process has used.
+func processorTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(data), ") ")
+	var user, system int64
+	if _, err := fmt.Sscan(strings.Join(strings.Fields(after)[11:13], " "), &user, &system); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(user+system) * 10 * time.Millisecond // the kernel's ticks, a hundred a second
 }
 
 func residentMemory(t *testing.T, pid int) int64 {

@@ -89,6 +89,12 @@ func sendJSON(t *testing.T, who *http.Client, url, body string) (int, string) {
 // firstEvent is the data of the first event of a stream.
 func firstEvent(t *testing.T, who *http.Client, url string) (int, string) {
 	t.Helper()
+	return streamEvent(t, who, url, "data: ")
+}
+
+// streamEvent is the data of the first event of a stream that has a text in it.
+func streamEvent(t *testing.T, who *http.Client, url, text string) (int, string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -101,16 +107,88 @@ func firstEvent(t *testing.T, who *http.Client, url string) (int, string) {
 	}
 	defer response.Body.Close()
 	var got bytes.Buffer
-	for !strings.Contains(got.String(), "\n\n") {
+	for {
 		piece := make([]byte, 64<<10)
 		n, err := response.Body.Read(piece)
 		got.Write(piece[:n])
+		all := strings.Split(got.String(), "\n\n")
+		for _, event := range all[:len(all)-1] {
+			if strings.Contains(event, text) {
+				_, data, _ := strings.Cut(event, "data: ")
+				return response.StatusCode, data
+			}
+		}
 		if err != nil {
-			break
+			return response.StatusCode, ""
 		}
 	}
-	_, data, _ := strings.Cut(got.String(), "data: ")
-	return response.StatusCode, data
+}
+
+func getText(t *testing.T, who *http.Client, url string) (int, string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := who.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(body)
+}
+
+// checkConsoleTrace: the console's trace is that of the command, word by word; somebody with few rights gets one of what they may see.
+func checkConsoleTrace(t *testing.T, api *harness.API, alice, bob *http.Client) {
+	t.Helper()
+	at := api.URL + "/console/api/trace/"
+	for _, to := range []string{"web.shop:80", "search.shop:80", "nobody.shop:80", "192.0.2.200:443"} {
+		code, body := getText(t, alice, at+"shop?from=10.9.9.9&via=node-1&to="+to)
+		var got struct{ Text, Verdict string }
+		if err := json.Unmarshal([]byte(body), &got); err != nil || code != http.StatusOK {
+			t.Errorf("to %s: %d %s", to, code, body)
+			continue
+		}
+		want, err := harness.Run(t.Context(), nil, harness.Portal(), "trace", "--kubeconfig", api.Kubeconfig, "-n", "shop", "--from", "10.9.9.9", "--via", "node-1", "--to", to)
+		// The command also says by its exit status, and a last line, that a packet does not arrive.
+		if !strings.HasPrefix(want, got.Text) || (err == nil) != (got.Verdict == "arrives" || got.Verdict == "leaves") {
+			t.Errorf("to %s, the console says\n%s\nand the command (%v)\n%s", to, got.Text, err, want)
+		}
+	}
+	for query, want := range map[string]string{
+		"shop?from=nobody&to=web.shop:80":             `"field":"from"`,
+		"shop?from=client&to=web.shop":                `"field":"to"`,
+		"shop?from=client&to=web.shop:80&mode=wrong":  `"field":"mode"`,
+		"shop?from=client&to=web.shop:80&via=nowhere": `"field":"via"`,
+		"Not%20A%20Name?from=client&to=10.96.0.1:443": `"field":"namespaces"`,
+	} {
+		if code, body := getText(t, alice, at+query); code != http.StatusUnprocessableEntity || !strings.Contains(body, want) {
+			t.Errorf("%s: %d %s, want %s", query, code, body, want)
+		}
+	}
+	if code, body := getText(t, bob, at+"shop?from=client&to=web.shop:80"); code != http.StatusUnprocessableEntity || !strings.Contains(body, "you may not watch Services") {
+		t.Errorf("bob traces in a namespace that he may not see: %d %s", code, body)
+	}
+	code, body := getText(t, bob, at+"billing?from=10.9.9.9&via=node-2&to=invoices:80")
+	if code != http.StatusOK || !strings.Contains(body, "10.244.2.91") || !strings.Contains(body, "Nodes can't be read here") || !strings.Contains(body, "only the namespace billing can be read here") {
+		t.Errorf("bob's trace: %d %s", code, body)
+	}
+}
+
+// checkConsoleTraffic: without the right to ask nodes there are no figures, and the page gets the reason; with it, it gets what nodes say.
+func checkConsoleTraffic(t *testing.T, page string, alice, bob *http.Client) {
+	t.Helper()
+	for who, want := range map[*http.Client]string{bob: "the right to list and watch nodes", alice: "no node answers"} {
+		for _, path := range []string{"stream?traffic=true", "stream/services/billing/invoices"} {
+			if _, data := streamEvent(t, who, page+path, "event: traffic"); !strings.Contains(data, want) {
+				t.Errorf("%s: %.300s, want %s", path, data, want)
+			}
+		}
+	}
 }
 
 // TestConsoleAccess: without a session nothing is shown; with one, what its user may see; another user's is another's.
@@ -119,7 +197,7 @@ func TestConsoleAccess(t *testing.T) {
 	api, _ := consoleServer(t)
 	page := api.URL + "/console/api/"
 	nobody, alice, bob := browse(t), browse(t), browse(t)
-	for _, path := range []string{"stream", "stream/services/shop/web"} {
+	for _, path := range []string{"stream", "stream/services/shop/web", "trace/shop?from=client&to=10.96.0.1:443"} {
 		if code, data := firstEvent(t, nobody, page+path); code != http.StatusUnauthorized || data != "" {
 			t.Errorf("%s without a session: %d %.100s", path, code, data)
 		}
@@ -141,6 +219,8 @@ func TestConsoleAccess(t *testing.T) {
 	if _, hidden := firstEvent(t, bob, page+"stream/services/shop/web"); !strings.Contains(hidden, `"found":false`) || strings.Contains(hidden, "10.244") {
 		t.Errorf("bob sees a Service that he may not: %.300s", hidden)
 	}
+	checkConsoleTrace(t, api, alice, bob)
+	checkConsoleTraffic(t, page, alice, bob)
 	if code, answer := sendJSON(t, bob, page+"signout", `{}`); code != http.StatusOK {
 		t.Fatalf("sign-out: %d %s", code, answer)
 	}
@@ -200,6 +280,12 @@ func browser(t *testing.T, api *harness.API, dir string, more map[string]any) {
 		"control": controlServer(t, api, dir), "shots": os.Getenv("CONSOLE_SHOTS"),
 	}
 	maps.Copy(given, more)
+	runBrowser(t, given)
+}
+
+// runBrowser runs the script with what it is given.
+func runBrowser(t *testing.T, given map[string]any) {
+	t.Helper()
 	chromium, err := exec.LookPath("chromium")
 	if err != nil {
 		t.Fatal("Debian's chromium is needed: ", err)

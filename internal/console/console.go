@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"portal/internal/explain"
 )
 
 // Path is where the page is served.
@@ -39,8 +41,20 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Findings looks for what is wrong with a Service, with the rights of config.
-type Findings func(ctx context.Context, config *rest.Config, namespace, name string) ([]Finding, error)
+// Findings looks for what is wrong with a Service.
+type Findings func(context.Context, Subject) ([]Finding, error)
+
+// Subject is the Service that findings are about, and how to look at it.
+type Subject struct {
+	Namespace, Name string
+	// Config has the rights of the person who asks.
+	Config *rest.Config
+	// Known has objects that this person may see, of the resources in Covered. Nobody may change them.
+	Known   *explain.Evidence
+	Covered map[string]bool
+	// Turn waits until it may compute; release lets others.
+	Turn func(context.Context) (release func(), err error)
+}
 
 // Finding is one thing that is wrong.
 type Finding struct {
@@ -60,6 +74,9 @@ type Console struct {
 	attempts *attempts
 	sameSite *http.CrossOriginProtection
 	routes   *http.ServeMux
+	accounts accounts
+	// turn is for findings, traces for traces: one at a time of each.
+	turn, traces turn
 
 	mu sync.Mutex
 	// running ends with Run; nil before it.
@@ -80,6 +97,7 @@ func New(opts Options) (*Console, error) {
 	c := &Console{
 		opts: opts, assets: files, sessions: newSessions(time.Now), attempts: newAttempts(time.Now),
 		sameSite: http.NewCrossOriginProtection(), routes: http.NewServeMux(),
+		accounts: accounts{all: map[accountKey]*account{}}, turn: make(turn, 1), traces: make(turn, 1),
 	}
 	c.routes.HandleFunc("POST "+apiPath+"signin", c.signIn)
 	c.routes.HandleFunc("POST "+apiPath+"signout", c.signOut)
@@ -88,6 +106,7 @@ func New(opts Options) (*Console, error) {
 	c.routes.HandleFunc("POST "+apiPath+"namespaces", c.signedIn(c.setNamespaces))
 	c.routes.HandleFunc("GET "+apiPath+"stream", c.signedIn(c.streamOverview))
 	c.routes.HandleFunc("GET "+apiPath+"stream/services/{namespace}/{name}", c.signedIn(c.streamService))
+	c.routes.HandleFunc("GET "+apiPath+"trace/{namespace}", c.signedIn(c.trace))
 	c.routes.HandleFunc(apiPath, func(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, "", fmt.Sprintf("the console has no %s %s", r.Method, r.URL.Path))
 	})
@@ -108,6 +127,7 @@ func (c *Console) Run(ctx context.Context) {
 		select {
 		case <-tick.C:
 			c.sessions.expire()
+			c.accounts.expire(time.Now(), c.sessions.accounts())
 			c.attempts.forget()
 		case <-ctx.Done():
 			c.mu.Lock()   // nobody is in start any more, and later ones see that it is over

@@ -16,17 +16,13 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 )
 
 const (
 	maxEndpoints = 1000
 	maxPods      = 500
-	maxEvents    = 50
-	// findingsEvery is the shortest time between two looks for findings. Looks that take long are rarer: at most a tenth of the time
-	// is spent on them.
-	findingsEvery   = 2 * time.Second
-	findingsTimeout = 20 * time.Second
+	// maxWatchedEvents is how many Events of a namespace are looked through for those of the Service's Pods.
+	maxWatchedEvents = 2000
 )
 
 // Pod is one that a Service's selector matches.
@@ -51,7 +47,7 @@ type Event struct {
 	From    string    `json:"from,omitempty"`
 }
 
-// Detail is all that a Service's page shows.
+// Detail is all that a Service's page shows, traffic excepted.
 type Detail struct {
 	Found     bool       `json:"found"`
 	Row       Row        `json:"service"`
@@ -60,10 +56,12 @@ type Detail struct {
 	Policies  []Policy   `json:"policies,omitempty"`
 	Endpoints []Endpoint `json:"endpoints,omitempty"`
 	// More counts the endpoints that are left out.
-	More     int       `json:"more,omitempty"`
-	Nodes    []Node    `json:"nodes,omitempty"`
-	Pods     []Pod     `json:"pods,omitempty"`
-	Events   []Event   `json:"events,omitempty"`
+	More  int    `json:"more,omitempty"`
+	Nodes []Node `json:"nodes,omitempty"`
+	Pods  []Pod  `json:"pods,omitempty"`
+	// Timeline is what happened, the newest first; Since is when the console began to note changes of endpoints.
+	Timeline []Moment  `json:"timeline,omitempty"`
+	Since    time.Time `json:"since,omitzero"`
 	Findings []Finding `json:"findings,omitempty"`
 	Status   Status    `json:"status"`
 	// Hidden are what this user may not see of it.
@@ -106,14 +104,14 @@ func policies(svc *corev1.Service) (out []Policy) {
 type page struct {
 	mu       sync.Mutex
 	changed  chan struct{}
-	pods     map[string]Pod
-	events   map[string]Event
+	pods     map[string]*corev1.Pod
+	events   map[string]*corev1.Event
 	findings []Finding
 	hidden   map[string]bool
 }
 
 func newPage() *page {
-	return &page{changed: make(chan struct{}), pods: map[string]Pod{}, events: map[string]Event{}, hidden: map[string]bool{}}
+	return &page{changed: make(chan struct{}), pods: map[string]*corev1.Pod{}, events: map[string]*corev1.Event{}, hidden: map[string]bool{}}
 }
 
 func (p *page) change(do func()) {
@@ -163,21 +161,27 @@ func newEvent(from *corev1.Event) Event {
 	return e
 }
 
-// followEvents watches the Events about a Service.
-func (p *page) followEvents(ctx context.Context, client kubernetes.Interface, k key) {
-	about := fields.Set{"involvedObject.kind": "Service", "involvedObject.name": k.name}.String()
-	put := func(e *corev1.Event) { p.change(func() { p.events[e.Name] = newEvent(e) }) }
+// followEvents watches the Events about a Service, or about all objects of another kind in its namespace: which of these belong to
+// it is decided later.
+func (p *page) followEvents(ctx context.Context, client kubernetes.Interface, k key, about fields.Set) {
+	put := func(e *corev1.Event) {
+		p.change(func() {
+			if _, known := p.events[e.Name]; known || len(p.events) < maxWatchedEvents {
+				p.events[e.Name] = e
+			}
+		})
+	}
 	follow(ctx, client.CoreV1().RESTClient(), "events", k.namespace, &corev1.Event{}, sink[*corev1.Event]{
 		put: put, drop: func(e *corev1.Event) { p.change(func() { delete(p.events, e.Name) }) },
 		replace: func(_ string, list []*corev1.Event) {
 			p.change(func() {
-				clear(p.events)
-				for _, e := range list {
-					p.events[e.Name] = newEvent(e)
+				maps.DeleteFunc(p.events, func(_ string, e *corev1.Event) bool { return e.InvolvedObject.Kind == about["involvedObject.kind"] })
+				for _, e := range list[max(0, len(list)-maxWatchedEvents):] {
+					p.events[e.Name] = e
 				}
 			})
 		},
-	}, func(o *metav1.ListOptions) { o.FieldSelector = about })
+	}, func(o *metav1.ListOptions) { o.FieldSelector = about.String() })
 }
 
 // followPods watches the Pods that a selector matches.
@@ -185,7 +189,7 @@ func (p *page) followPods(ctx context.Context, client kubernetes.Interface, name
 	put := func(pod *corev1.Pod) {
 		p.change(func() {
 			if _, known := p.pods[pod.Name]; known || len(p.pods) < maxPods {
-				p.pods[pod.Name] = newPod(pod)
+				p.pods[pod.Name] = pod
 			}
 		})
 	}
@@ -204,7 +208,7 @@ func (p *page) followPods(ctx context.Context, client kubernetes.Interface, name
 func (f *feed) detail(k key) (Detail, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	out := Detail{Status: f.status}
+	out := Detail{Status: f.status, Timeline: slices.Clone(f.history.of[k]), Since: f.history.since}
 	e := f.services[k]
 	if e == nil || e.svc == nil {
 		return out, f.changed
@@ -232,14 +236,38 @@ func (f *feed) detail(k key) (Detail, <-chan struct{}) {
 func (p *page) add(to *Detail) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	to.Pods = slices.SortedFunc(maps.Values(p.pods), func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
-	to.Events = slices.SortedFunc(maps.Values(p.events), func(a, b Event) int {
-		return cmp.Or(b.Last.Compare(a.Last), strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
-	})
-	to.Events = to.Events[:min(len(to.Events), maxEvents)]
+	to.Pods = nil
+	moments := to.Timeline
+	for _, name := range slices.Sorted(maps.Keys(p.pods)) {
+		to.Pods = append(to.Pods, newPod(p.pods[name]))
+		moments = append(moments, podMoments(p.pods[name])...)
+	}
+	for _, e := range p.events {
+		if p.mine(e) {
+			moments = append(moments, eventMoment(e))
+		}
+	}
+	to.Timeline = newestFirst(moments)
 	to.Findings = p.findings
 	to.Hidden = slices.Sorted(maps.Keys(p.hidden))
 	return p.changed
+}
+
+// mine says whether an Event is about the Service, or one of its Pods.
+func (p *page) mine(e *corev1.Event) bool {
+	return e.InvolvedObject.Kind == "Service" || e.InvolvedObject.Kind == "Pod" && p.pods[e.InvolvedObject.Name] != nil
+}
+
+// evidence are the Events that findings get.
+func (p *page) evidence() (out []corev1.Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(p.events)) {
+		if p.mine(p.events[name]) {
+			out = append(out, *p.events[name])
+		}
+	}
+	return out
 }
 
 // streamService sends all about one Service, whenever something of it changes.
@@ -257,15 +285,17 @@ func (c *Console) streamService(w http.ResponseWriter, r *http.Request, s *sessi
 		p := newPage()
 		group.Go(func() { p.look(ctx, f, client, k, &group) })
 		if c.opts.Findings != nil {
-			group.Go(func() { p.find(ctx, c.opts.Findings, s.config, f, k) })
+			group.Go(func() { p.find(ctx, c, s, f, k) })
 		}
 		f.awaitLists(ctx)
-		return pump(ctx, to, "detail", func() ([]byte, <-chan struct{}, error) {
-			out, first := f.detail(k)
-			second := p.add(&out)
-			data, err := json.Marshal(out)
-			return data, either(ctx, first, second), err
-		})
+		return together(ctx, func(ctx context.Context) error {
+			return pump(ctx, to, "detail", func() ([]byte, <-chan struct{}, error) {
+				out, first := f.detail(k)
+				second := p.add(&out)
+				data, err := json.Marshal(out)
+				return data, either(ctx, first, second), err
+			})
+		}, func(ctx context.Context) error { return s.account.traffic.stream(ctx, to, f, &k) })
 	})
 }
 
@@ -293,7 +323,10 @@ func (p *page) look(ctx context.Context, f *feed, client kubernetes.Interface, k
 		return allowed
 	}
 	if may("events", "Events") {
-		group.Go(func() { p.followEvents(ctx, client, k) })
+		group.Go(func() {
+			p.followEvents(ctx, client, k, fields.Set{"involvedObject.kind": "Service", "involvedObject.name": k.name})
+		})
+		group.Go(func() { p.followEvents(ctx, client, k, fields.Set{"involvedObject.kind": "Pod"}) })
 	}
 	if !may("pods", "Pods") {
 		return
@@ -318,59 +351,4 @@ func (p *page) look(ctx context.Context, f *feed, client kubernetes.Interface, k
 		}
 	}
 	stop()
-}
-
-// find looks for findings at once, and again some time after something of the Service changed.
-func (p *page) find(ctx context.Context, look Findings, config *rest.Config, f *feed, k key) {
-	for ctx.Err() == nil {
-		started := time.Now()
-		limited, cancel := context.WithTimeout(ctx, findingsTimeout)
-		found, err := look(limited, config, k.namespace, k.name)
-		cancel()
-		if err != nil {
-			found = nil
-		}
-		seen := p.state(f, k)
-		p.change(func() { p.findings = found })
-		if !sleep(ctx, max(findingsEvery, 10*time.Since(started))) {
-			return
-		}
-		limit := time.After(time.Minute) // what is not watched changes too
-		for waiting := true; waiting && ctx.Err() == nil; {
-			out, changed := f.detail(k)
-			other := p.add(&out)
-			if p.state(f, k) != seen {
-				break
-			}
-			select {
-			case <-changed:
-			case <-other:
-			case <-limit:
-				waiting = false
-			case <-ctx.Done():
-			}
-		}
-	}
-}
-
-// state changes when something of the Service does, findings excepted.
-func (p *page) state(f *feed, k key) string {
-	out, _ := f.detail(k)
-	p.add(&out)
-	out.Findings, out.Status, out.Events = nil, Status{}, nil
-	data, err := json.Marshal(out)
-	if err != nil {
-		return err.Error()
-	}
-	return string(data)
-}
-
-// sleep waits, and reports whether ctx goes on.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

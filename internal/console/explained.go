@@ -12,15 +12,22 @@ import (
 // explainZone is the cluster's DNS zone, as far as a console can know.
 const explainZone = "cluster.local"
 
-// Explained has the findings of `portal explain`. It reads with the rights of config, as explain does.
-func Explained(ctx context.Context, config *rest.Config, namespace, name string) ([]Finding, error) {
-	config = rest.CopyConfig(config)
+// Explained has the findings of `portal explain`. What is not known already it reads with the rights of the person who asks, as explain does.
+func Explained(ctx context.Context, about Subject) ([]Finding, error) {
+	config := rest.CopyConfig(about.Config)
 	config.ContentType, config.AcceptContentTypes = "", "" // what nodes answer is shown as it is
-	evidence, err := gather.Gather(ctx, gather.Options{Config: config, Zone: explainZone, Namespace: namespace, Service: namespace + "/" + name})
+	evidence, err := gather.Gather(ctx, gather.Options{
+		Config: config, Zone: explainZone, Namespace: about.Namespace, Service: about.Namespace + "/" + about.Name, Known: about.Known, Covered: about.Covered,
+	})
 	if err != nil {
 		return nil, err
 	}
-	answer, err := explain.Ask(explain.Look(evidence), explain.Question{Kind: "service", Namespace: namespace, Name: name})
+	release, err := about.Turn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	answer, err := explain.Ask(explain.Look(evidence), explain.Question{Kind: "service", Namespace: about.Namespace, Name: about.Name})
 	if err != nil {
 		return nil, err
 	}

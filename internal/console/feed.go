@@ -54,6 +54,7 @@ type feed struct {
 	statusRev    uint64
 	// waiting are lists that have not come yet.
 	waiting map[string]bool
+	history history
 }
 
 // Status is what a page says about where its data comes from.
@@ -117,6 +118,7 @@ func (f *feed) refresh(k key, e *entry, changed bool) {
 	if !changed && reflect.DeepEqual(row, e.row) && reflect.DeepEqual(endpoints, e.endpoints) {
 		return
 	}
+	f.note(k, e, &row, endpoints)
 	e.row, e.endpoints, e.revision = row, endpoints, f.bump()
 }
 
@@ -143,6 +145,9 @@ func (f *feed) removeService(k key) {
 	if e == nil || e.svc == nil {
 		return
 	}
+	if f.status.Synced {
+		f.history.add(k, time.Now(), Moment{From: fromService, Kind: bad, What: "The Service was deleted"})
+	}
 	e.svc, e.row = nil, Row{}
 	f.refresh(k, e, false)
 	f.goneServices[k] = f.bump()
@@ -159,7 +164,9 @@ func (f *feed) listed(name string) {
 		return
 	}
 	delete(f.waiting, name)
-	f.status.Synced = len(f.waiting) == 0
+	if f.status.Synced = len(f.waiting) == 0; f.status.Synced && f.history.since.IsZero() {
+		f.history.since = time.Now()
+	}
 	f.statusRev = f.bump()
 }
 

@@ -30,6 +30,7 @@ const (
 type session struct {
 	user    string
 	config  *rest.Config
+	account *account
 	created time.Time
 
 	mu         sync.Mutex
@@ -192,6 +193,17 @@ func (s *sessions) expire() {
 		}
 		one.mu.Unlock()
 	}
+}
+
+// accounts are those of all sessions.
+func (s *sessions) accounts() map[*account]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[*account]bool{}
+	for _, one := range s.all {
+		out[one.account] = true
+	}
+	return out
 }
 
 func (s *sessions) closeAll() {

@@ -152,7 +152,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	if old, err := r.Cookie(cookieName(r)); err == nil {
 		c.sessions.remove(old.Value)
 	}
-	setCookie(w, r, c.sessions.add(&session{user: name, config: config, namespaces: slices.Compact(slices.Sorted(slices.Values(given.Namespaces)))}))
+	setCookie(w, r, c.sessions.add(&session{user: name, config: config, account: c.accounts.get(c, given.key(), config), namespaces: slices.Compact(slices.Sorted(slices.Values(given.Namespaces)))}))
 	answer(w, http.StatusOK, map[string]string{"user": name})
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -26,6 +27,7 @@ const (
 
 // events writes server-sent events.
 type events struct {
+	mu      sync.Mutex
 	to      io.Writer
 	flush   func() error
 	control *http.ResponseController
@@ -52,6 +54,8 @@ func newEvents(w http.ResponseWriter, r *http.Request) *events {
 
 // send writes one event. JSON has no line breaks, so that one data line is enough.
 func (e *events) send(name string, data []byte) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	// A server that can't limit a write is one of a test.
 	if err := e.control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err
@@ -137,7 +141,7 @@ func (f *feed) awaitLists(ctx context.Context) {
 	}
 }
 
-// pages attaches a stream to its session's feed. ctx ends with the stream, the console or the feed, whichever is first.
+// stream attaches one to its session's feed. ctx ends with the stream, the console or the feed, whichever is first.
 func (c *Console) stream(w http.ResponseWriter, r *http.Request, s *session, serve func(context.Context, *feed, *events) error) {
 	running, err := c.context()
 	if err != nil {
@@ -164,13 +168,39 @@ func (c *Console) streamOverview(w http.ResponseWriter, r *http.Request, s *sess
 			_, _ = fmt.Sscan(at, &revision)
 		}
 		f.awaitLists(ctx)
-		return pump(ctx, to, "change", func() ([]byte, <-chan struct{}, error) {
-			change, changed := f.since(revision)
-			revision = change.Revision
-			data, err := json.Marshal(change)
-			return data, changed, err
-		})
+		var parts []func(context.Context) error
+		if r.URL.Query().Get("traffic") == "true" && s.account != nil {
+			parts = append(parts, func(ctx context.Context) error { return s.account.traffic.stream(ctx, to, f, nil) })
+		}
+		return together(ctx, append(parts, func(ctx context.Context) error {
+			return pump(ctx, to, "change", func() ([]byte, <-chan struct{}, error) {
+				change, changed := f.since(revision)
+				revision = change.Revision
+				data, err := json.Marshal(change)
+				return data, changed, err
+			})
+		})...)
 	})
+}
+
+// together runs several until one of them ends, and returns when all have.
+func together(ctx context.Context, all ...func(context.Context) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	errs := make(chan error, len(all))
+	for _, one := range all {
+		go func() {
+			defer stop()
+			errs <- one(ctx)
+		}()
+	}
+	var first error
+	for range all {
+		if err := <-errs; first == nil {
+			first = err
+		}
+	}
+	return first
 }
 
 // pump sends what next returns, if it is new, and asks again when something changed.

@@ -32,7 +32,7 @@ const page = await readFile("src/index.html", "utf8");
 await writeFile(`${out}/index.html`, page.replace("SCRIPT", names.js).replace("STYLE", names.css));
 await writeFile(`${out}/icon.svg`, await readFile("src/icon.svg"));
 let licences = "The console's script has parts of these.\n";
-for (const name of ["js-yaml", "preact"]) {
+for (const name of ["js-yaml", "preact", "uplot"]) {
   const { version } = JSON.parse(await readFile(`node_modules/${name}/package.json`, "utf8"));
   licences += `\n${name} ${version}\n\n${(await readFile(`node_modules/${name}/LICENSE`, "utf8")).trim()}\n`;
 }

@@ -37,6 +37,9 @@ type Options struct {
 	NodeTimeout time.Duration
 	// SkipNodes has no node asked.
 	SkipNodes bool
+	// Known has objects that somebody has read already, of the resources that are true in Covered: these are not listed.
+	Known   *explain.Evidence
+	Covered map[string]bool
 }
 
 // pageSize is how many objects one request asks for.
@@ -70,6 +73,9 @@ func Gather(ctx context.Context, o Options) (*explain.Evidence, error) {
 	g := &gatherer{Options: o, client: client, out: &explain.Evidence{
 		Now: time.Now(), Zone: o.Zone, Unseen: map[string]string{}, Secrets: map[explain.Ref]bool{}, Reports: map[string]*explain.NodeReport{},
 	}}
+	if o.Known != nil {
+		g.begin(o.Known)
+	}
 	if err := g.reach(ctx); err != nil {
 		return nil, err
 	}
@@ -82,6 +88,13 @@ func Gather(ctx context.Context, o Options) (*explain.Evidence, error) {
 		g.nodes(ctx)
 	}
 	return g.out, nil
+}
+
+// begin takes over the objects that are known; all else is this look's own.
+func (g *gatherer) begin(with *explain.Evidence) {
+	out := *with
+	out.Now, out.Zone, out.Unseen, out.Secrets, out.Reports = g.out.Now, g.out.Zone, g.out.Unseen, g.out.Secrets, g.out.Reports
+	g.out = &out
 }
 
 // reach says in one line that the server can't be asked.
@@ -205,7 +218,7 @@ type lister interface{ GetContinue() string }
 // is as good as empty.
 func list[L lister](ctx context.Context, g *gatherer, resource, namespace string, read func(namespace string, o metav1.ListOptions) (L, error), add func(L)) {
 	where, o := "", metav1.ListOptions{Limit: pageSize}
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !g.Covered[resource] {
 		page, err := read(where, o)
 		switch {
 		case apierrors.IsForbidden(err) && where == "" && namespace != "":

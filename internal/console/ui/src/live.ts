@@ -1,6 +1,7 @@
 // Live connections to the server: server-sent events that start again by themselves.
 import { useEffect, useState } from "preact/hooks";
-import type { Change, Node, Service, Status } from "./types";
+import { flow } from "./flow";
+import type { Change, Node, OverviewTraffic, Service, Status } from "./types";
 
 /** base is where the console is served. */
 export const base = "/console/";
@@ -31,8 +32,7 @@ export class Stream {
 
   constructor(
     private path: () => string,
-    private event: string,
-    private got: (data: unknown) => void,
+    private events: Record<string, (data: unknown) => void>,
     private state: (connection: Connection) => void,
     private ended: () => void,
   ) {
@@ -44,6 +44,11 @@ export class Stream {
     this.closed = true;
     document.removeEventListener("visibilitychange", this.hide);
     this.drop();
+  }
+
+  /** again asks anew: the path has changed. */
+  again() {
+    if (this.source) this.open();
   }
 
   private drop() {
@@ -68,10 +73,11 @@ export class Stream {
     const source = new EventSource(base + "api/" + this.path());
     this.source = source;
     this.heard = Date.now();
-    source.addEventListener(this.event, (e) => {
-      this.alive();
-      this.got(JSON.parse((e as MessageEvent<string>).data));
-    });
+    for (const [event, got] of Object.entries(this.events))
+      source.addEventListener(event, (e) => {
+        this.alive();
+        got(JSON.parse((e as MessageEvent<string>).data));
+      });
     source.addEventListener("ping", () => this.alive());
     source.onerror = () => this.failed();
     this.watch();
@@ -107,6 +113,7 @@ export class World {
   status?: Status;
   connection: Connection = "connecting";
   private position = "";
+  private traffic = false;
   private listeners = new Set<() => void>();
   private scheduled = false;
   private stream?: Stream;
@@ -114,9 +121,8 @@ export class World {
   start(ended: () => void) {
     this.stream?.close();
     this.stream = new Stream(
-      () => "stream" + (this.position ? `?since=${this.position}` : ""),
-      "change",
-      (data) => this.apply(data as Change),
+      () => "stream?" + new URLSearchParams({ ...(this.position ? { since: this.position } : {}), ...(this.traffic ? { traffic: "true" } : {}) }),
+      { change: (data) => this.apply(data as Change), traffic: (data) => flow.takeAll(data as OverviewTraffic) },
       (connection) => {
         if (this.connection === connection) return;
         this.connection = connection;
@@ -126,7 +132,15 @@ export class World {
     );
   }
 
+  /** wantTraffic has nodes asked how much goes through all Services: nothing is counted for pages that don't show it. */
+  wantTraffic(on: boolean) {
+    if (this.traffic === on) return;
+    this.traffic = on;
+    this.stream?.again();
+  }
+
   stop() {
+    flow.clear();
     this.stream?.close();
     this.stream = undefined;
     this.position = "";

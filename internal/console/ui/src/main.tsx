@@ -131,7 +131,7 @@ function App() {
   };
   let content = <NotFound />;
   if (page === "" || (page === "services" && rest.length === 0)) content = <Overview place={place} />;
-  else if (page === "services" && rest.length === 2) content = <ServicePage key={rest.join("/")} namespace={rest[0]!} name={rest[1]!} />;
+  else if (page === "services" && rest.length === 2) content = <ServicePage key={rest.join("/")} namespace={rest[0]!} name={rest[1]!} place={place} />;
   else if (page === "nodes") content = <Nodes />;
   else if (page === "ranges") content = <Ranges path={rest} />;
   return (

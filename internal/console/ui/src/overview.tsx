@@ -1,11 +1,13 @@
 import { Component } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { addressText, ago, count, healthName, portText, rank, useNow } from "./format";
+import { flow, rate, useFlow } from "./flow";
 import { ask, useWorld, world } from "./live";
+import { sentence } from "./plots";
 import { go, href, Link, type Place } from "./router";
 import type { Health, Service } from "./types";
 
-type Sort = "health" | "name" | "type" | "address" | "endpoints" | "age";
+type Sort = "health" | "name" | "type" | "address" | "endpoints" | "traffic" | "age";
 
 const orders: Record<Sort, (a: Service, b: Service) => number> = {
   health: (a, b) => rank[a.health] - rank[b.health],
@@ -13,9 +15,12 @@ const orders: Record<Sort, (a: Service, b: Service) => number> = {
   type: (a, b) => a.type.localeCompare(b.type),
   address: (a, b) => compareAddresses(a.ips?.[0] ?? "", b.ips?.[0] ?? ""),
   endpoints: (a, b) => a.ready - b.ready || a.total - b.total,
+  traffic: (a, b) => newRate(b) - newRate(a) || (flow.rates.get(keyOf(b))?.open ?? 0) - (flow.rates.get(keyOf(a))?.open ?? 0),
   age: (a, b) => (a.created < b.created ? 1 : a.created > b.created ? -1 : 0),
 };
 
+const keyOf = (s: Service) => s.ns + "/" + s.name;
+const newRate = (s: Service) => flow.rates.get(keyOf(s))?.new ?? 0;
 const pad = (address: string) => (address.includes(".") ? address.split(".").map((n) => n.padStart(3, "0")).join(".") : "~" + address);
 const compareAddresses = (a: string, b: string) => (pad(a) < pad(b) ? -1 : pad(a) > pad(b) ? 1 : 0);
 const byName = (a: Service, b: Service) => (a.ns < b.ns ? -1 : a.ns > b.ns ? 1 : a.name < b.name ? -1 : a.name > b.name ? 1 : 0);
@@ -37,6 +42,11 @@ export function Overview({ place }: { place: Place }) {
   const sort = (place.query.get("sort") as Sort | null) ?? "health";
   const down = place.query.get("down") === "1";
   const filter = useRef<HTMLInputElement>(null);
+  const counts = useFlow();
+  useEffect(() => {
+    world.wantTraffic(true);
+    return () => world.wantTraffic(false);
+  }, []);
 
   const set = (changes: Record<string, string>) => {
     const next = new URLSearchParams(place.query);
@@ -58,7 +68,7 @@ export function Overview({ place }: { place: Place }) {
     return all
       .filter((s) => (!health || s.health === health) && (!namespace || s.ns === namespace) && matches(s, words))
       .sort((a, b) => sign * order(a, b) || (sort === "name" ? sign : 1) * byName(a, b));
-  }, [all, query, health, namespace, sort, down]);
+  }, [all, query, health, namespace, sort, down, sort === "traffic" ? counts : 0]);
 
   useEffect(() => {
     document.title = (totals.broken ? `(${totals.broken}) ` : "") + "Services · Portal";
@@ -82,6 +92,7 @@ export function Overview({ place }: { place: Place }) {
         <Tile n={totals.warning} name={totals.warning === 1 ? "warning" : "warnings"} kind="warning" on={health === "warning"} click={() => set({ health: health === "warning" ? "" : "warning" })} />
         <Tile n={totals.ok} name="healthy" kind="ok" on={health === "ok"} click={() => set({ health: health === "ok" ? "" : "ok" })} />
         <NodesTile />
+        <TrafficTile />
       </section>
       <Limits />
       <section class="tools" role="search">
@@ -109,7 +120,8 @@ export function Overview({ place }: { place: Place }) {
           {rows.length === all.length ? count(all.length, "Service") : `${rows.length.toLocaleString("en")} of ${count(all.length, "Service")}`}
         </span>
       </section>
-      <Table rows={rows} sort={sort} down={down} by={(column) => set({ sort: column === "health" ? "" : column, down: column === sort && !down ? "1" : "" })} />
+      <TrafficNote />
+      <Table rows={rows} counts={counts} sort={sort} down={down} by={(column) => set({ sort: column === "health" ? "" : column, down: column === sort && !down ? "1" : "" })} />
       {all.length === 0 && world.status?.synced && <Empty />}
       {all.length > 0 && rows.length === 0 && <p class="empty">No Service matches the filter.</p>}
     </>
@@ -136,6 +148,33 @@ function NodesTile() {
         {nodes.length === 1 ? "node" : "nodes"} ready{zones > 1 ? `, ${zones} zones` : ""}
       </span>
     </Link>
+  );
+}
+
+/** TrafficTile is what goes through all Services together. */
+function TrafficTile() {
+  if (!flow.last || flow.last.missing) return null;
+  let added = 0;
+  let open = 0;
+  for (const r of flow.rates.values()) {
+    added += r.new;
+    open += r.open;
+  }
+  return (
+    <div class="tile">
+      <b>{rate(added)}/s</b> <span>new connections, {open.toLocaleString("en")} open</span>
+    </div>
+  );
+}
+
+/** TrafficNote says why there are no live figures, or not all. */
+function TrafficNote() {
+  const last = flow.last;
+  if (!last || (!last.missing && last.nodes === last.of)) return null;
+  return (
+    <p class="hint small">
+      {last.missing ? sentence("No live rates: " + last.missing) : `Live rates are those of ${last.nodes} of ${last.of} nodes. ${last.notes?.map(sentence).join(" ") ?? ""}`}
+    </p>
   );
 }
 
@@ -183,6 +222,7 @@ const columns: [Sort, string, string][] = [
   ["type", "Type", "Type"],
   ["address", "Address", "Address"],
   ["endpoints", "Endpoints", "Endpoints"],
+  ["traffic", "New/s", "New/s (new connections a second)"],
   ["age", "Age", "Age"],
 ];
 
@@ -202,7 +242,7 @@ function useRowHeight(): number {
 const step = 10;
 
 /** Table draws the rows that can be seen, and some more: ten thousand of them scroll as ten do. */
-function Table({ rows, sort, down, by }: { rows: Service[]; sort: Sort; down: boolean; by: (s: Sort) => void }) {
+function Table({ rows, counts, sort, down, by }: { rows: Service[]; counts: number; sort: Sort; down: boolean; by: (s: Sort) => void }) {
   const body = useRef<HTMLDivElement>(null);
   const height = useRowHeight();
   const [view, setView] = useState({ first: 0, last: 40 });
@@ -273,7 +313,7 @@ function Table({ rows, sort, down, by }: { rows: Service[]; sort: Sort; down: bo
       <div class="rows" role="rowgroup" ref={body} onKeyDown={key} style={{ height: `${rows.length * height}px` }}>
         {[...shown, ...extra].map((s, i) => {
           const index = i < shown.length ? view.first + i : current;
-          return <TableRow key={s.ns + "/" + s.name} s={s} index={index} top={index * height} selected={index === current} now={now} />;
+          return <TableRow key={s.ns + "/" + s.name} s={s} index={index} top={index * height} selected={index === current} now={now} counts={flow.rates.has(keyOf(s)) || flow.history(keyOf(s)).length > 0 ? counts : 0} />;
         })}
       </div>
     </div>
@@ -286,16 +326,18 @@ interface RowProps {
   top: number;
   selected: boolean;
   now: number;
+  /** counts changes when the row's figures may have. */
+  counts: number;
 }
 
 class TableRow extends Component<RowProps> {
   override shouldComponentUpdate(next: RowProps) {
     const old = this.props;
-    return next.s !== old.s || next.top !== old.top || next.selected !== old.selected || next.now !== old.now;
+    return next.s !== old.s || next.top !== old.top || next.selected !== old.selected || next.now !== old.now || next.counts !== old.counts;
   }
 
-  override render({ s, index, top, selected, now }: RowProps) {
-    return <RowCells s={s} index={index} top={top} selected={selected} now={now} />;
+  override render(props: RowProps) {
+    return <RowCells {...props} />;
   }
 }
 
@@ -320,10 +362,32 @@ function RowCells({ s, index, top, selected, now }: RowProps) {
       <span role="cell" class="c-endpoints">
         {s.type === "ExternalName" ? <small>outside</small> : <Meter ready={s.ready} total={s.total} />}
       </span>
+      <span role="cell" class="c-traffic">
+        <RowTraffic name={keyOf(s)} />
+      </span>
       <span role="cell" class="c-age">
         {ago(s.created, now)}
       </span>
     </div>
+  );
+}
+
+/** sparkPoints is how many figures a row's little line has. */
+const sparkPoints = 30;
+
+function RowTraffic({ name }: { name: string }) {
+  if (!flow.last || flow.last.missing) return <small>–</small>;
+  const now = flow.rates.get(name);
+  const points = flow.history(name).slice(-sparkPoints);
+  const most = Math.max(1, ...points.map((p) => p.new));
+  const line = points.map((p, i) => `${i ? "L" : "M"}${((i + sparkPoints - points.length) * 56) / (sparkPoints - 1)} ${(17 - (15 * p.new) / most).toFixed(1)}`).join("");
+  return (
+    <span class="flow" title={now ? `${rate(now.new)} new connections a second, ${now.open} open, ${rate(now.resets)} resets a second` : "no traffic"}>
+      <svg width="56" height="18" aria-hidden="true">
+        {points.length > 1 && <path d={line} />}
+      </svg>
+      {now ? rate(now.new) : 0} {now && now.open > 0 ? <small>{now.open.toLocaleString("en")} open</small> : null}
+    </span>
   );
 }
 

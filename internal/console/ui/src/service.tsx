@@ -1,65 +1,31 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { Chain } from "./chain";
-import { ago, count, healthName, useNow } from "./format";
+import { flow, rate, size, useFlow } from "./flow";
+import { ago, count, useNow } from "./format";
 import { Stream } from "./live";
 import { HealthIcon } from "./overview";
-import { href, Link } from "./router";
-import type { Detail, Endpoint, Finding, Pod } from "./types";
-
-interface Moment {
-  time: number;
-  what: string;
-  kind: "good" | "bad" | "neutral";
-}
-
-const maxMoments = 200;
+import { Traffic } from "./plots";
+import { href, Link, type Place } from "./router";
+import { Timeline } from "./timeline";
+import { Trace } from "./trace";
+import type { Detail, Endpoint, Finding, Pod, ServiceTraffic } from "./types";
 
 const word = (e: Endpoint) => (e.ready ? "ready" : e.terminating ? "terminating" : "not ready");
-const named = (e: Endpoint) => (e.pod ? `${e.address} (${e.pod})` : e.address);
 
-/** compare says what became of the endpoints between two moments. */
-function compare(before: Endpoint[], after: Endpoint[]): Omit<Moment, "time">[] {
-  const old = new Map(before.map((e) => [e.address, e]));
-  const out: Omit<Moment, "time">[] = [];
-  for (const e of after) {
-    const was = old.get(e.address);
-    old.delete(e.address);
-    if (!was) out.push({ what: `${named(e)} was added, ${word(e)}`, kind: e.ready ? "good" : "neutral" });
-    else if (word(was) !== word(e)) out.push({ what: `${named(e)} is ${word(e)} (was ${word(was)})`, kind: e.ready ? "good" : "bad" });
-  }
-  for (const e of old.values()) out.push({ what: `${named(e)} was removed (was ${word(e)})`, kind: e.ready ? "bad" : "neutral" });
-  if (out.length > 12) {
-    const bad = out.filter((m) => m.kind === "bad").length;
-    return [{ what: `${count(out.length, "endpoint")} changed at once: ${after.filter((e) => e.ready).length} are ready now`, kind: bad ? "bad" : "good" }];
-  }
-  return out;
-}
-
-export function ServicePage({ namespace, name }: { namespace: string; name: string }) {
+export function ServicePage({ namespace, name, place }: { namespace: string; name: string; place: Place }) {
   const [detail, setDetail] = useState<Detail>();
   const [last, setLast] = useState<Detail>(); // while it existed
-  const [moments, setMoments] = useState<Moment[]>([]);
-  const opened = useRef(Date.now());
-  const previous = useRef<Detail | undefined>(undefined);
 
   useEffect(() => {
     const stream = new Stream(
       () => `stream/services/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`,
-      "detail",
-      (data) => {
-        const next = data as Detail;
-        const before = previous.current;
-        const found: Moment[] = [];
-        const note = (m: Omit<Moment, "time">) => found.push({ ...m, time: Date.now() });
-        if (before?.found && next.found) {
-          for (const change of compare(before.endpoints ?? [], next.endpoints ?? [])) note(change);
-          if (before.service.health !== next.service.health)
-            note({ what: `The Service is ${healthName[next.service.health]}${next.service.problem ? ": " + next.service.problem : ""}`, kind: next.service.health === "ok" ? "good" : "bad" });
-        } else if (before && before.found !== next.found) note({ what: next.found ? "The Service was created" : "The Service was deleted", kind: next.found ? "good" : "bad" });
-        previous.current = next;
-        if (found.length) setMoments((old) => [...found.reverse(), ...old].slice(0, maxMoments));
-        if (next.found) setLast(next);
-        setDetail(next);
+      {
+        detail: (data) => {
+          const next = data as Detail;
+          if (next.found) setLast(next);
+          setDetail(next);
+        },
+        traffic: (data) => flow.takeOne(`${namespace}/${name}`, data as ServiceTraffic),
       },
       () => {},
       () => {}, // the overview's stream says so too
@@ -87,10 +53,11 @@ export function ServicePage({ namespace, name }: { namespace: string; name: stri
         </p>
       </section>
     );
-  return <Content detail={shown} gone={!detail.found} moments={moments} opened={opened.current} />;
+  return <Content detail={shown} gone={!detail.found} timeline={detail} place={place} />;
 }
 
-function Content({ detail, gone, moments, opened }: { detail: Detail; gone: boolean; moments: Moment[]; opened: number }) {
+/** Content shows a Service as it is, or was: timeline is always the newest. */
+function Content({ detail, gone, timeline, place }: { detail: Detail; gone: boolean; timeline: Detail; place: Place }) {
   const s = detail.service;
   const now = useNow(1000);
   const health = gone ? "broken" : s.health;
@@ -113,39 +80,24 @@ function Content({ detail, gone, moments, opened }: { detail: Detail; gone: bool
         <h2>From the name to the node</h2>
         <Chain detail={detail} />
       </section>
+      {s.type !== "ExternalName" && (
+        <section class="card">
+          <h2>Traffic</h2>
+          <Traffic name={`${s.ns}/${s.name}`} />
+        </section>
+      )}
+      <section class="card">
+        <h2>Endpoints</h2>
+        <Endpoints detail={detail} />
+      </section>
+      <section class="card">
+        <h2>Which way a packet goes</h2>
+        <Trace detail={detail} place={place} />
+      </section>
       <div class="columns">
         <section class="card wide">
-          <h2>Endpoints</h2>
-          <Endpoints detail={detail} />
-        </section>
-        <section class="card">
-          <h2>Since this page was opened</h2>
-          <ol class="timeline">
-            {moments.map((m, i) => (
-              <li key={moments.length - i} class={m.kind}>
-                <time>{new Date(m.time).toLocaleTimeString("en-GB")}</time> {m.what}
-              </li>
-            ))}
-            <li class="neutral">
-              <time>{new Date(opened).toLocaleTimeString("en-GB")}</time> The page was opened
-            </li>
-          </ol>
-        </section>
-        <section class="card">
-          <h2>Events</h2>
-          {detail.hidden?.includes("Events") ? (
-            <p class="hint">You may not see Events of this namespace.</p>
-          ) : detail.events?.length ? (
-            <ol class="timeline">
-              {detail.events.map((e) => (
-                <li key={e.reason + e.message + e.from} class={e.type === "Warning" ? "bad" : "neutral"}>
-                  <time>{ago(e.last, now)} ago</time> <b>{e.reason}</b> {e.message} {e.count > 1 && <small>({e.count} times)</small>}
-                </li>
-              ))}
-            </ol>
-          ) : (
-            <p class="hint">There are none about this Service.</p>
-          )}
+          <h2>What happened</h2>
+          <Timeline detail={timeline} now={now} />
         </section>
         <section class="card">
           <h2>Settings</h2>
@@ -232,6 +184,8 @@ const sentence = (problem: string | undefined) => problem && problem.charAt(0).t
 function Endpoints({ detail }: { detail: Detail }) {
   const endpoints = detail.endpoints ?? [];
   const pods = new Map((detail.pods ?? []).map((p) => [p.name, p]));
+  useFlow();
+  const counted = flow.last && !flow.last.missing;
   const members = new Set(endpoints.map((e) => e.pod));
   const others = (detail.pods ?? []).filter((p) => !members.has(p.name));
   if (detail.service.type === "ExternalName") return <p class="hint">DNS answers with the name {detail.service.cname}; there is nothing behind it here.</p>;
@@ -249,6 +203,9 @@ function Endpoints({ detail }: { detail: Detail }) {
                 <th>Pod</th>
                 <th>Node</th>
                 <th>Zone</th>
+                {counted && <th class="n">New/s</th>}
+                {counted && <th class="n">Open</th>}
+                {counted && flow.last!.bytes && <th class="n">Bytes/s</th>}
               </tr>
             </thead>
             <tbody>
@@ -264,6 +221,9 @@ function Endpoints({ detail }: { detail: Detail }) {
                   <td>{e.pod ?? "–"}</td>
                   <td>{e.node ?? "–"}</td>
                   <td>{e.zone ?? "–"}</td>
+                  {counted && <td class="n">{rate(flow.endpoints[e.address]?.new ?? 0)}</td>}
+                  {counted && <td class="n">{flow.endpoints[e.address]?.open ?? 0}</td>}
+                  {counted && flow.last!.bytes && <td class="n">{size(flow.endpoints[e.address]?.bytes ?? 0)}</td>}
                 </tr>
               ))}
               {others.map((p) => (
@@ -276,6 +236,7 @@ function Endpoints({ detail }: { detail: Detail }) {
                   <td>{p.name}</td>
                   <td>{p.node ?? "–"}</td>
                   <td>–</td>
+                  {counted && <td colSpan={flow.last!.bytes ? 3 : 2} />}
                 </tr>
               ))}
             </tbody>

@@ -84,13 +84,13 @@ export interface Pod {
   terminating?: boolean;
 }
 
-export interface Event {
-  type: string;
-  reason: string;
-  message: string;
-  count: number;
-  last: string;
-  from?: string;
+export interface Moment {
+  time: string;
+  from: "endpoints" | "pods" | "events" | "service";
+  kind: "good" | "bad" | "neutral";
+  what: string;
+  reason?: string;
+  count?: number;
 }
 
 export interface Finding {
@@ -110,8 +110,53 @@ export interface Detail {
   more?: number;
   nodes?: Node[];
   pods?: Pod[];
-  events?: Event[];
+  timeline?: Moment[];
+  since?: string;
   findings?: Finding[];
   status: Status;
   hidden?: string[];
+}
+
+export interface Rates {
+  new: number;
+  open: number;
+  bytes: number;
+  resets: number;
+  p50?: number;
+  p99?: number;
+}
+
+export interface Collected {
+  at: string;
+  every: number;
+  nodes: number;
+  of: number;
+  missing?: string;
+  notes?: string[];
+  bytes: boolean;
+  latency: boolean;
+}
+
+export interface OverviewTraffic extends Collected {
+  services: Record<string, [number, number, number, number]>;
+}
+
+export interface ServiceTraffic extends Collected {
+  rates: Rates;
+  endpoints: Record<string, Rates>;
+}
+
+export interface TraceAnswer {
+  from: string;
+  to: string;
+  verdict: string;
+  good: boolean;
+  reason: string;
+  mode: string;
+  steps: { node?: string; kind: string; text: string }[] | null;
+  ends?: { odds: string; text: string }[];
+  more?: number;
+  assumptions?: string[];
+  text: string;
+  command: string;
 }

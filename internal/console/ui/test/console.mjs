@@ -1,5 +1,6 @@
 // Uses the console as a person does, in a real browser. The Go test that starts it says in $CONSOLE what is where:
-// url, kubeconfig, token and namespace of somebody with few rights, portal, control (starts and stops the server), shots, parts, strict.
+// url, kubeconfig, token and namespace of somebody with few rights, portal, control (starts and stops the server), shots, parts, strict;
+// for the part traffic: lab (the address of `portal console`), trace (what the command says, for traceFrom and traceTo).
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { mkdirSync, readFileSync } from "node:fs";
@@ -37,6 +38,27 @@ async function accessible(page, name) {
   await page.evaluate(axe);
   const { violations } = await page.evaluate(() => window.axe.run());
   for (const v of violations) problems.push(`${name}: ${v.id}: ${v.help}: ${v.nodes.map((n) => n.target.join(" ")).slice(0, 3).join("; ")}`);
+}
+
+/** maxBytes and maxPaint are what a page may take: bytes on the wire without its data, and milliseconds until something is seen. */
+const maxBytes = 250_000;
+const maxPaint = 1000;
+
+/** budget loads a page anew, with nothing cached, and measures what it takes. */
+async function budget(page, path, there) {
+  const session = await page.context().newCDPSession(page);
+  await session.send("Network.setCacheDisabled", { cacheDisabled: true });
+  await page.goto(given.url + path);
+  await page.locator(there).first().waitFor();
+  const found = await page.evaluate(() => {
+    const own = [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource").filter((r) => !r.name.includes("/api/"))];
+    return { bytes: own.reduce((sum, r) => sum + r.transferSize, 0), paint: performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? NaN };
+  });
+  await session.send("Network.setCacheDisabled", { cacheDisabled: false });
+  await session.detach();
+  step(`/${path}: ${(found.bytes / 1000).toFixed(0)} kB, first paint after ${found.paint.toFixed(0)} ms`);
+  assert.ok(found.bytes > 10_000 && found.bytes < maxBytes, `/${path} takes ${found.bytes} bytes`);
+  if (given.strict) assert.ok(found.paint < maxPaint, `the first paint of /${path} took ${found.paint} ms`);
 }
 
 async function signInWithFile(page) {
@@ -96,6 +118,26 @@ async function tour() {
   await chain(page, "ok");
   await page.getByText("10.244.1.11 (web-11) was added, ready").waitFor();
 
+  step("a trace, and a link to it");
+  await page.fill("input[name=from]", "nowhere");
+  page.expectErrors = true; // the browser logs the refusal
+  await page.getByRole("button", { name: "Trace" }).click();
+  await page.getByText('from: there is neither a node "nowhere"').waitFor();
+  page.expectErrors = false;
+  await page.fill("input[name=from]", "10.9.9.9");
+  await page.fill("input[name=to]", "web.shop:80");
+  await page.selectOption("select[name=via]", "node-1");
+  await page.locator("input[name=to]").focus();
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: "arrives it arrives at one of" }).waitFor();
+  await page.getByText("web.shop.svc.cluster.local. is 10.96").waitFor();
+  await page.waitForFunction(() => new URLSearchParams(location.search).get("from") === "10.9.9.9");
+  await accessible(page, "trace");
+  await page.reload();
+  await page.getByText("portal trace -n shop --from 10.9.9.9 --to web.shop:80 --via node-1").waitFor();
+  await page.getByText("No node answers how much it has to do").waitFor();
+  await shot(page, "service-trace", true);
+
   step("every kind of Service has a page");
   for (const [name, health] of [["cart", "warning"], ["search", "broken"], ["payments", "ok"], ["catalog", "ok"], ["orders", "broken"], ["edge", "warning"]]) {
     await page.goto(given.url + "services/shop/" + name);
@@ -125,6 +167,12 @@ async function tour() {
   await page.waitForFunction((path) => location.pathname === path, part);
   await page.locator(".map a").first().click();
   await page.waitForSelector(".chain");
+
+  step("what a page takes");
+  await budget(page, "", ".row");
+  await budget(page, "services/shop/web", ".chain svg");
+  await budget(page, "nodes", ".nodes li");
+  await budget(page, "ranges", ".map a");
 
   step("colours, deep links, sign-out");
   await page.getByRole("button", { name: /Colours/ }).click();
@@ -204,6 +252,80 @@ async function restart() {
   await inside.context().close();
 }
 
+/** traffic looks at a lab in which somebody uses the Service web all the time. */
+async function traffic() {
+  const page = await open();
+  await page.goto(given.lab);
+  const row = page.locator(".row", { hasText: "web" }).filter({ hasText: "default" });
+  await row.waitFor();
+  step("the overview has live rates");
+  await page.waitForFunction(() => [...document.querySelectorAll(".row")].some((r) => r.querySelector("b")?.textContent === "web" && parseFloat(r.querySelector(".flow")?.textContent) > 0 && r.querySelector(".flow path")));
+  await page.getByText("new connections,").waitFor();
+  await page.getByRole("button", { name: /Sort by new/ }).click();
+  await page.waitForFunction(() => document.querySelector(".row[aria-rowindex='2'] b")?.textContent === "web");
+  await accessible(page, "overview with rates");
+  await shot(page, "lab-overview");
+  step("a Service's page has figures and plots");
+  await row.getByRole("link").click();
+  await chain(page, "ok");
+  await page.waitForFunction(() => document.querySelectorAll(".plot canvas").length === 4);
+  const figures = () => page.evaluate(() => Object.fromEntries([...document.querySelectorAll(".figures > div")].map((d) => [d.querySelector("dt").textContent, d.querySelector("dd").textContent])));
+  await page.waitForFunction(() => {
+    const of = (name) => [...document.querySelectorAll(".figures > div")].find((d) => d.querySelector("dt").textContent === name)?.querySelector("dd").textContent ?? "";
+    return parseFloat(of("new a second")) > 0 && parseFloat(of("open")) >= 3 && parseFloat(of("bytes a second")) > 0 && parseFloat(of("half answered within")) > 0;
+  });
+  step(JSON.stringify(await figures()));
+  await page.waitForFunction(() => [...document.querySelectorAll("table tbody tr")].filter((r) => parseFloat(r.querySelector("td.n")?.textContent) > 0).length === 2);
+  // The plots have something drawn in them, in the colour of their line.
+  await page.waitForTimeout(given.shots ? 40_000 : 3_000);
+  const inked = await page.evaluate(() => [...document.querySelectorAll(".plot canvas")].map((c) => new Set(new Uint32Array(c.getContext("2d").getImageData(0, 0, c.width, c.height).data.buffer)).size));
+  assert.ok(inked.every((n) => n > 3), `colours in the plots: ${inked}`);
+  await page.hover(".plot .u-over");
+  await accessible(page, "service with plots");
+  await shot(page, "lab-service", true);
+  step("the trace has the words of the command");
+  await page.fill("input[name=from]", given.traceFrom);
+  await page.fill("input[name=to]", given.traceTo);
+  await page.getByRole("button", { name: "Trace" }).click();
+  await page.locator(".way").waitFor();
+  const said = (await page.locator(".way").innerText()).replace(/\s+/g, " ").toLowerCase();
+  for (const line of given.trace.split("\n")) {
+    const words = line.replace(/^[A-Z]+: /, "").replace(/\s+/g, " ").trim().toLowerCase();
+    assert.ok(said.includes(words), `the page does not say: ${words}\nbut: ${said}`);
+  }
+  await accessible(page, "trace in a lab");
+  step("Pods that end are on the timeline, and in the picture");
+  await kubectl("scale", "deployment/web", "--replicas=0");
+  await chain(page, "broken");
+  await page.locator(".timeline").getByText("was removed").first().waitFor();
+  await page.locator(".timeline").getByText("The Service is broken").first().waitFor();
+  await page.getByRole("button", { name: "Endpoints" }).click();
+  await page.waitForFunction(() => ![...document.querySelectorAll(".timeline li")].some((li) => li.textContent.includes("was removed")));
+  await page.getByRole("button", { name: "Endpoints" }).click();
+  await shot(page, "lab-broken", true);
+  await page.getByRole("button", { name: /Colours/ }).click();
+  await page.getByRole("button", { name: /Colours/ }).click();
+  await kubectl("scale", "deployment/web", "--replicas=2");
+  await chain(page, "ok");
+  await page.waitForTimeout(given.shots ? 20_000 : 0);
+  await accessible(page, "service with plots, dark");
+  await shot(page, "lab-service-dark", true);
+  await page.goto(given.lab.replace(/#.*/, ""));
+  await row.waitFor();
+  await page.waitForTimeout(given.shots ? 20_000 : 0);
+  await shot(page, "lab-overview-dark");
+  await page.setViewportSize({ width: 390, height: 844 });
+  await page.getByRole("button", { name: /Colours/ }).click();
+  await shot(page, "lab-overview-phone");
+  await page.goto(given.lab.replace(/#.*/, "") + "services/default/web");
+  await page.locator(".plot canvas").first().waitFor();
+  await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
+  await accessible(page, "service with plots, phone");
+  await page.waitForTimeout(given.shots ? 20_000 : 0);
+  await shot(page, "lab-service-phone", true);
+  await page.context().close();
+}
+
 /** scroll measures how long frames take while a page scrolls, and counts the rows that are drawn at most. */
 async function scroll(page) {
   await page.waitForTimeout(500);
@@ -269,7 +391,7 @@ async function many() {
   await page.context().close();
 }
 
-const parts = { tour, limited, restart, many };
+const parts = { tour, limited, restart, many, traffic };
 let failed = false;
 try {
   for (const part of given.parts) {

@@ -1,0 +1,136 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"portal/internal/explain"
+)
+
+const (
+	// findingsEvery is the shortest time between two looks for findings. Looks that take long are rarer: at most a tenth of the time
+	// is spent on them.
+	findingsEvery   = 2 * time.Second
+	findingsTimeout = 20 * time.Second
+	// settle is how long a look waits after a change: what is watched for findings may come a little later than what is shown.
+	settle = 300 * time.Millisecond
+	// aroundEvery is how soon a change elsewhere in the namespace has a page look again, and findingsAnyway when it looks without a
+	// change: what nodes report is not watched.
+	aroundEvery    = 10 * time.Second
+	findingsAnyway = time.Minute
+)
+
+// find looks for findings at once, and again some time after something of the Service changed.
+func (p *page) find(ctx context.Context, c *Console, s *session, f *feed, k key) {
+	objects, release, err := s.account.hold()
+	if err != nil {
+		return
+	}
+	defer func() { release() }()
+	first := true
+	for ctx.Err() == nil {
+		if objects.ended.Err() != nil { // rights have changed
+			release()
+			if objects, release, err = s.account.hold(); err != nil {
+				release = func() {}
+				return
+			}
+		}
+		started := time.Now()
+		seen := p.state(f, k)
+		found, revision, err := p.lookFor(ctx, c, s, objects, k, first)
+		if err != nil {
+			found = nil
+		}
+		first = false
+		p.change(func() { p.findings = found })
+		if !sleep(ctx, max(findingsEvery, 10*time.Since(started))) {
+			return
+		}
+		p.awaitReason(ctx, f, k, seen, func() bool { return objects.touchedAt(k.namespace) != revision || objects.ended.Err() != nil })
+		if !sleep(ctx, settle) {
+			return
+		}
+	}
+}
+
+// lookFor looks once.
+func (p *page) lookFor(ctx context.Context, c *Console, s *session, o *objects, k key, first bool) (found []Finding, revision uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, findingsTimeout)
+	defer cancel()
+	subject := Subject{Namespace: k.namespace, Name: k.name, Config: s.config, Turn: func(ctx context.Context) (func(), error) {
+		return c.turn.take(ctx, func(took time.Duration) time.Duration {
+			if first { // somebody waits
+				return 0
+			}
+			return restShare * took
+		})
+	}}
+	if o.prepare(ctx, k.namespace) == nil {
+		subject.Known, subject.Covered, revision = o.evidence(k.namespace)
+	} else {
+		subject.Known, subject.Covered = &explain.Evidence{}, map[string]bool{}
+	}
+	if subject.Known.Events = p.evidence(); !p.hides("Events") {
+		subject.Covered["events"] = true
+	}
+	found, err = c.opts.Findings(ctx, subject)
+	return found, revision, err
+}
+
+// restShare bounds what all pages together compute: after each look, nobody does for so many times as long.
+const restShare = 4
+
+func (p *page) hides(what string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.hidden[what]
+}
+
+// awaitReason waits until it is worth looking again: the Service is not as it was seen, or after a while because of something around it.
+func (p *page) awaitReason(ctx context.Context, f *feed, k key, seen string, around func() bool) {
+	anyway := time.After(findingsAnyway)
+	tick := time.NewTicker(aroundEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		out, changed := f.detail(k)
+		other := p.add(&out)
+		if p.state(f, k) != seen {
+			return
+		}
+		select {
+		case <-changed:
+		case <-other:
+		case <-tick.C:
+			if around() {
+				return
+			}
+		case <-anyway:
+			return
+		case <-ctx.Done():
+		}
+	}
+}
+
+// state changes when something of the Service does, findings excepted.
+func (p *page) state(f *feed, k key) string {
+	out, _ := f.detail(k)
+	p.add(&out)
+	out.Findings, out.Status, out.Timeline = nil, Status{}, nil
+	data, err := json.Marshal(out)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+
+// sleep waits, and reports whether ctx goes on.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
