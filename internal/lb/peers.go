@@ -3,6 +3,7 @@ package lb
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -152,7 +153,22 @@ func (b *Balancer) routes() (out []bgp.Route) {
 		if p := pools.Of(a.Addr); p != nil {
 			r.Attributes = attributes[p.Name]
 		}
+		if !r.HashByClient && b.sticky(a.Addr) {
+			r.Metric = bgp.Metric(a.Addr, b.Node)
+		}
 		out = append(out, r)
 	}
 	return out
+}
+
+// sticky says whether a Service at an address wants all connections of a client at one endpoint. Nodes know nothing of each other's clients, so
+// these have to come in by one node.
+func (b *Balancer) sticky(a netip.Addr) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.ContainsFunc(b.published[a], func(key string) bool {
+		object, found, err := b.services.GetByKey(key)
+		svc, ok := object.(*corev1.Service)
+		return err == nil && found && ok && svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP && shows(svc, a)
+	})
 }

@@ -163,7 +163,22 @@ func TestRoutes(t *testing.T) {
 	if err := b.config.Add(configMap(PoolsName, PeersKey, `pools: [{name: office, communities: ["64512:7"]}]`)); err != nil {
 		t.Fatal(err)
 	}
-	if r := b.routes(); len(r) != 1 || !slices.Equal(r[0].Communities, []uint32{64512<<16 | 7}) {
+	if r := b.routes(); len(r) != 1 || !slices.Equal(r[0].Communities, []uint32{64512<<16 | 7}) || r[0].Metric != 0 {
+		t.Errorf("%+v", r)
+	}
+	// A client that must always come to the same endpoint comes in by one node, unless routers see to that.
+	sticky := svc("local", "198.51.100.2", "Local")
+	sticky.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	if err := b.services.Update(sticky); err != nil {
+		t.Fatal(err)
+	}
+	if r := b.routes(); len(r) != 1 || r[0].Metric == 0 || r[0].Metric == bgp.Metric(r[0].Addr, "n2") {
+		t.Errorf("%+v", r)
+	}
+	if err := b.config.Update(configMap(PoolsName, PeersKey, `pools: [{name: office, hashByClient: true}]`)); err != nil {
+		t.Fatal(err)
+	}
+	if r := b.routes(); len(r) != 1 || r[0].Metric != 0 {
 		t.Errorf("%+v", r)
 	}
 }

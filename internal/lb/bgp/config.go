@@ -70,6 +70,8 @@ type Attributes struct {
 	LargeCommunities [][3]uint32
 	// LocalPreference is for peers of the same AS only; nil: the default, 100.
 	LocalPreference *uint32
+	// HashByClient says that routers choose among next hops by the client's address alone: its connections come in by one node anyway.
+	HashByClient bool
 }
 
 // Config is what is written of BGP: whom to announce to, and what to say of the addresses of a pool.

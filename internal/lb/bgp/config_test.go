@@ -75,7 +75,7 @@ peers:
 - {address: 192.0.2.1, as: 64500, passwordKey: tor, holdTime: 3s, gracefulRestart: 60s, bfd: {}}
 - {address: "2001:db8::1", localAS: 64601, port: 1790, sourceAddress: "2001:db8::9", nodeSelector: {matchLabels: {rack: a}}}
 pools:
-- {name: office, communities: ["64600:7", no-export, "64600:1:2"], localPreference: 200}
+- {name: office, communities: ["64600:7", no-export, "64600:1:2"], localPreference: 200, hashByClient: true}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ pools:
 		t.Errorf("%+v\nwant %+v", got.Peers, want)
 	}
 	preference := uint32(200)
-	if want := (Attributes{Communities: []uint32{64600<<16 | 7, 0xFFFFFF01}, LargeCommunities: [][3]uint32{{64600, 1, 2}}, LocalPreference: &preference}); !reflect.DeepEqual(got.Pools["office"], want) {
+	if want := (Attributes{Communities: []uint32{64600<<16 | 7, 0xFFFFFF01}, LargeCommunities: [][3]uint32{{64600, 1, 2}}, LocalPreference: &preference, HashByClient: true}); !reflect.DeepEqual(got.Pools["office"], want) {
 		t.Errorf("%+v\nwant %+v", got.Pools["office"], want)
 	}
 	for text, want := range map[string]string{

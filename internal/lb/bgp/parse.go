@@ -129,6 +129,7 @@ type writtenPool struct {
 	Name            string   `json:"name"`
 	Communities     []string `json:"communities,omitempty"`
 	LocalPreference *uint32  `json:"localPreference,omitempty"`
+	HashByClient    bool     `json:"hashByClient,omitempty"`
 }
 
 // ParseYAML reads the key bgp of a ConfigMap, which source names.
@@ -160,7 +161,7 @@ func ParseYAML(source string, data []byte) (Config, error) {
 		if _, twice := out.Pools[pool.Name]; twice {
 			return out, at("name", fmt.Errorf("%s is there twice", pool.Name))
 		}
-		a := Attributes{LocalPreference: pool.LocalPreference}
+		a := Attributes{LocalPreference: pool.LocalPreference, HashByClient: pool.HashByClient}
 		for j, text := range pool.Communities {
 			if err := a.addCommunity(text); err != nil {
 				return out, at(fmt.Sprintf("communities[%d]", j), err)

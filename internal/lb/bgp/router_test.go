@@ -204,6 +204,8 @@ func describe(p *apiutil.Path) (text string) {
 			text += " by " + packet.AsPathString(a)
 		case *packet.PathAttributeLocalPref:
 			text += fmt.Sprint(" preference ", a.Value)
+		case *packet.PathAttributeMultiExitDisc:
+			text += fmt.Sprint(" metric ", a.Value)
 		case *packet.PathAttributeCommunities, *packet.PathAttributeLargeCommunities:
 			text += " " + a.String()
 		}

@@ -86,6 +86,9 @@ func path(r Route) (*apiutil.Path, error) {
 		return nil, err
 	}
 	out.Attrs = append(out.Attrs, hop)
+	if r.Metric != 0 {
+		out.Attrs = append(out.Attrs, packet.NewPathAttributeMultiExitDisc(r.Metric))
+	}
 	if r.LocalPreference != nil {
 		out.Attrs = append(out.Attrs, packet.NewPathAttributeLocalPref(*r.LocalPreference))
 	}

@@ -14,12 +14,6 @@ import (
 	"time"
 )
 
-// Route is an address to announce.
-type Route struct {
-	Addr netip.Addr
-	Attributes
-}
-
 // Options are a Speaker's.
 type Options struct {
 	// Node is this machine's name.

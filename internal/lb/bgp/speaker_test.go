@@ -105,6 +105,9 @@ func TestAnnounce(t *testing.T) {
 	a.Communities, a.LargeCommunities = []uint32{64512<<16 | 7}, [][3]uint32{{64512, 1, 2}}
 	s.Set([]Peer{one.peer()}, []Route{a})
 	one.has(plain4 + " {Communities: 64512:7} {LargeCommunity: [ 64512:1:2]}")
+	a.Metric, a.Communities, a.LargeCommunities = 7, nil, nil
+	s.Set([]Peer{one.peer()}, []Route{a})
+	one.has(plain4 + " metric 7")
 	one.ask("add", "198.51.100.1")
 	two := newRouter(t, "127.0.0.3", "")
 	s.Set([]Peer{one.peer(), two.peer()}, []Route{route("192.0.2.10"), b})
