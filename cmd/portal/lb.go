@@ -35,6 +35,7 @@ type lbOptions struct {
 	balancers           balancerOptions
 	class               string
 	onlyClass           bool
+	leases              string
 	cleanup             bool
 	join                joinOptions
 	logs                logOptions
@@ -152,6 +153,7 @@ serve it announce it to routers.`,
 	o.balancers.addFlags(f, "", "; more are in the ConfigMap "+lb.Namespace+"/"+lb.PoolsName)
 	f.StringVar(&o.class, "load-balancer-class", controller.DefaultClass, "spec.loadBalancerClass of the Services to serve")
 	f.BoolVar(&o.onlyClass, "only-class", false, "leave Services without a class to others")
+	f.StringVar(&o.leases, "lease-namespace", lb.Namespace, "namespace of the Leases by which processes elect a leader and see each other; all processes need the same")
 	f.StringVar(&o.balancers.metrics, "metrics-bind-address", "127.0.0.1:10261", "address:port of /metrics, /health and /ready; empty: none")
 	f.StringVar(&o.balancers.dir, "run-dir", "", "folder of the balancing process (default: "+o.balancers.folder()+")")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove what leads packets to the balancing process on this machine, stop that process, and exit")
@@ -211,10 +213,13 @@ func (o *lbOptions) options(log *slog.Logger) (out lb.Options, err error) {
 	if problems := validation.IsQualifiedName(o.class); len(problems) > 0 {
 		return out, fmt.Errorf("--load-balancer-class: %q can't be a class: %s", o.class, problems[0])
 	}
+	if problems := validation.IsDNS1123Label(o.leases); len(problems) > 0 {
+		return out, fmt.Errorf("--lease-namespace: %q can't be a namespace: %s", o.leases, problems[0])
+	}
 	if err := completeAddress(&o.balancers.metrics, "10261"); err != nil {
 		return out, fmt.Errorf("--metrics-bind-address: %w", err)
 	}
-	out.Class, out.Unclassed, out.Log = o.class, !o.onlyClass, log
+	out.Class, out.Unclassed, out.Leases, out.Log = o.class, !o.onlyClass, o.leases, log
 	o.balancers.apply(&out)
 	return out, nil
 }

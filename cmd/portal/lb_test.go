@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"portal/internal/lb"
+	"portal/internal/lb/controller"
 )
 
 // TestBalancerFlags: which ways to announce can be combined, and what is said of flags that can't be used.
@@ -66,5 +68,19 @@ func TestMetricsWithoutWorker(t *testing.T) {
 	s.s.Handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "own 0") {
 		t.Errorf("%d: %s", w.Code, w.Body)
+	}
+}
+
+// TestLeaseNamespace: Leases are where the flag says, which must be a namespace.
+func TestLeaseNamespace(t *testing.T) {
+	for namespace, want := range map[string]string{"portal-lb": "", "": "--lease-namespace", "a/b": `--lease-namespace: "a/b" can't be a namespace`} {
+		o := lbOptions{hostname: "m1", class: controller.DefaultClass, leases: namespace, balancers: balancerOptions{announce: []string{announceNone}, onStop: onStopWithdraw}}
+		out, err := o.options(slog.New(slog.DiscardHandler))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", namespace, err, want)
+		}
+		if err == nil && out.Leases != namespace {
+			t.Errorf("%q: %q", namespace, out.Leases)
+		}
 	}
 }

@@ -38,7 +38,7 @@ import (
 )
 
 const (
-	// Namespace is where the objects of balancers are: the claims, the pools, and Leases.
+	// Namespace is where the objects of balancers are: the claims, the pools, and Leases unless options say otherwise.
 	Namespace = metav1.NamespaceSystem
 	// LeaderLease is held by the process that gives addresses. Leaders of other classes than the default have their own: see leaderLease.
 	LeaderLease = "portal-lb"
@@ -55,6 +55,8 @@ type Options struct {
 	Config *rest.Config
 	// Node is this machine's name, Identity this process': no other has it.
 	Node, Identity string
+	// Leases is the namespace of Leases; empty: Namespace. All processes of a cluster must have the same.
+	Leases string
 	// Pools are those of flags.
 	Pools pool.Set
 	// Class and Unclassed say whose balancers these are: see portal/internal/lb/controller.
@@ -98,6 +100,9 @@ type Balancer struct {
 
 // New makes a balancer. It opens sockets, and starts nothing.
 func New(o Options) (*Balancer, error) {
+	if o.Leases == "" {
+		o.Leases = Namespace
+	}
 	config := rest.CopyConfig(o.Config)
 	config.QPS = -1 // the server's own limits hold
 	config.WarningHandler = rest.NoWarnings{}
@@ -126,7 +131,7 @@ func New(o Options) (*Balancer, error) {
 		return nil, fmt.Errorf("announce addresses: %w", err)
 	}
 	b.announcer = announce.New(announce.Options{
-		Node: o.Node, Identity: o.Identity, Client: client, Namespace: Namespace, Times: o.Times, Leases: b.memberLeases, Addresses: b.addresses,
+		Node: o.Node, Identity: o.Identity, Client: client, Namespace: o.Leases, Times: o.Times, Leases: b.memberLeases, Addresses: b.addresses,
 		Owners: b.ownerOfLease, Out: b.responder, Log: o.Log,
 	})
 	contested = b.announcer.Insist
@@ -223,7 +228,7 @@ func (b *Balancer) leading(ctx context.Context) {
 		return
 	}
 	lock := &resourcelock.LeaseLock{
-		LeaseMeta: metav1.ObjectMeta{Namespace: Namespace, Name: leaderLease(b.Class)}, Client: client.CoordinationV1(),
+		LeaseMeta: metav1.ObjectMeta{Namespace: b.Leases, Name: leaderLease(b.Class)}, Client: client.CoordinationV1(),
 		LockConfig: resourcelock.ResourceLockConfig{Identity: b.Identity},
 	}
 	// What a leader that was deposed still writes is refused by its resourceVersion; this process starts no second pass beside it.
