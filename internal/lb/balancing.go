@@ -178,6 +178,7 @@ func (p *balancing) pass(ctx context.Context) error {
 		problem = err
 	}
 	if p.leading() {
+		out.Problems = append(out.Problems, p.bypassed(out.Config.Listeners)...)
 		p.events.record(p.controller.Events, out.Problems)
 		if err := p.publishIngresses(ctx, out.Ingresses); err != nil {
 			problem = err

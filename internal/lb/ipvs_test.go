@@ -1,0 +1,27 @@
+package lb
+
+import (
+	"maps"
+	"net/netip"
+	"testing"
+)
+
+// TestParseIPVS: the kernel's table, as Linux 6.12 prints it.
+func TestParseIPVS(t *testing.T) {
+	got := parseIPVS(`IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
+TCP  C0A864F0:0050 rr persistent 10800 FFFFFFFF
+  -> 0AF40102:24A0      Masq    1      0          0         
+UDP  0A60000A:0035 rr 
+TCP  [fd00:0100:0000:0000:0000:0000:0000:00f0]:01BB rr 
+  -> [fd00:0244:0000:0000:0000:0000:0000:0002]:24A0      Masq    1      0          0         
+FWM  00000001 rr
+TCP  C0A864F0 rr
+TCP  C0A864:0050 rr
+`)
+	want := map[netip.AddrPort]bool{netip.MustParseAddrPort("192.168.100.240:80"): true, netip.MustParseAddrPort("[fd00:100::f0]:443"): true}
+	if !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
