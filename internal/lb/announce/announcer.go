@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,7 +49,15 @@ type Options struct {
 	Addresses func() []Address
 	Owners    func() []metav1.OwnerReference
 	Out       Announcing
-	Log       *slog.Logger
+	// Grace is asked when this process ends: for how long its addresses are kept for one that follows on this node; 0: others have them
+	// at once. nil: always 0.
+	Grace func() time.Duration
+	// StandIn has another process of this machine answer for addresses while none of this package does, until a time. nil: nobody does.
+	StandIn func(addrs []netip.Addr, until time.Time) error
+	// Settled is called once, on a goroutine of its own, when this process answers for what is its own: nobody needs to stand in for it any
+	// more. It may be nil.
+	Settled func()
+	Log     *slog.Logger
 }
 
 // Announcer has one node of the cluster announce each address.
@@ -63,10 +70,14 @@ type Announcer struct {
 	members members
 	renewed time.Time     // when this process last began to write its Lease, and did: others may have seen it ever since
 	lasting time.Duration // of the Lease as it was last written
-	// releasing: the Lease is being released, and others may have taken over already.
+	// releasing: this process ends, and others may have taken over already.
 	releasing bool
 	lease     *coordinationv1.Lease
 	own       []netip.Addr
+	// inherited is what an earlier process of this node announced, if its Lease still runs. It is this one's until it has found out by
+	// itself what is.
+	inherited []netip.Addr
+	settled   bool // it has
 	busy      bool // it announces something, or is the next to
 	yielded   map[netip.Addr]bool
 	ranked    []Member // whom the addresses were last ranked among
@@ -130,25 +141,30 @@ func (a *Announcer) lasts() time.Duration {
 	return a.Times.IdleLease
 }
 
-// Run announces until the context ends. Then it releases its Lease, and others take over at once.
+// Run announces until the context ends. Then it leaves its addresses to the process that follows on this node, or to other nodes.
 func (a *Announcer) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { a.renewing(ctx) })
 	defer wg.Wait()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	settled := a.Settled
 	for {
 		select {
 		case <-ctx.Done():
-			// The Lease is released while this node still answers: between two owners packets would be lost.
+			// This node still answers while it leaves: between two owners packets would be lost.
 			wg.Wait()
-			a.release()
+			a.leave()
 			a.Out.Set(nil)
 			return
 		case <-a.dirty:
 		case <-timer.C:
 		}
 		timer.Reset(a.decide(time.Now()))
+		if settled != nil && a.hasSettled() {
+			wg.Go(settled)
+			settled = nil
+		}
 	}
 }
 
@@ -178,7 +194,7 @@ func (a *Announcer) decide(now time.Time) time.Duration {
 	// Its own Lease is what it has written, whatever the informer shows.
 	alive = slices.DeleteFunc(alive, func(m Member) bool { return m.Name == a.Node })
 	me := Member{Name: a.Node, Holds: map[netip.Addr]bool{}}
-	for _, x := range a.own {
+	for _, x := range a.held() {
 		me.Holds[x] = true
 	}
 	alive = append(alive, me)
@@ -186,6 +202,7 @@ func (a *Announcer) decide(now time.Time) time.Duration {
 	if moved := a.moved.Swap(false); moved || !slices.EqualFunc(alive, a.ranked, func(x, y Member) bool { return x.Name == y.Name && maps.Equal(x.Holds, y.Holds) }) {
 		a.ranked = alive
 		a.rank(alive)
+		a.settle()
 	}
 	if doubt {
 		return doubtDelay
@@ -262,12 +279,17 @@ func (a *Announcer) renew(ctx context.Context) error {
 	a.mu.Lock()
 	limit := a.Times.Lease * 3 / 4 // a request without an answer must not cost the Lease
 	lease := a.lease
-	lasts, holds := a.lasts(), writeHolds(a.own)
+	lasts, holds, first := a.lasts(), writeHolds(a.held()), a.renewed.IsZero()
+	var inherited []netip.Addr
 	a.mu.Unlock()
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	written, err := a.write(ctx, lease, func(l *coordinationv1.Lease) {
+		if first {
+			inherited = a.inherit(l, began)
+			holds = writeHolds(inherited)
+		}
 		now, seconds := metav1.NowMicro(), int32(lasts/time.Second)
 		l.Spec.HolderIdentity, l.Spec.RenewTime, l.Spec.LeaseDurationSeconds = &a.Identity, &now, &seconds
 		if l.Annotations = maps.Clone(l.Annotations); l.Annotations == nil {
@@ -281,7 +303,10 @@ func (a *Announcer) renew(ctx context.Context) error {
 		a.lease = nil // it may be another one by now
 		return err
 	}
-	if a.renewed.IsZero() || a.stale(time.Now()) {
+	if first {
+		a.inherited = inherited
+	}
+	if first || a.stale(time.Now()) {
 		signal(a.dirty)
 	}
 	a.lease, a.renewed, a.lasting = written, began, lasts
@@ -308,26 +333,4 @@ func (a *Announcer) write(ctx context.Context, lease *coordinationv1.Lease, chan
 	lease = lease.DeepCopy()
 	change(lease)
 	return api.Update(ctx, lease, metav1.UpdateOptions{})
-}
-
-// release has others take over.
-func (a *Announcer) release() {
-	a.mu.Lock()
-	a.releasing = true
-	lease := a.lease
-	a.mu.Unlock()
-	if lease == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), a.Times.Lease)
-	defer cancel()
-	_, err := a.write(ctx, lease, func(l *coordinationv1.Lease) {
-		empty := ""
-		l.Spec.HolderIdentity = &empty
-		l.Annotations = maps.Clone(l.Annotations)
-		delete(l.Annotations, holdsAnnotation)
-	})
-	if err != nil && !strings.Contains(err.Error(), context.Canceled.Error()) {
-		a.Log.Warn("could not release this node's Lease: others take over when it ends", "err", err)
-	}
 }
