@@ -20,7 +20,8 @@ import (
 // A worker that takes over connects to the other one's handover socket and gets packets: first one with a file that holds configuration
 // and state, then the listening sockets, then one that says that these were all. From then on both have the sockets; once the new one
 // accepts and can be found, it says so, and the old one stops accepting. No connection is refused in between: the queue of those not
-// yet accepted is the socket's, not the process's.
+// yet accepted is the socket's, not the process's. The connection stays: the new worker sends each configuration that it gets to the old
+// one, whose connections must end if their endpoints leave.
 
 // packet is what one says beside the files that come with it.
 type packet struct {
@@ -48,18 +49,19 @@ const (
 var accepting = []byte("accepting")
 
 // serveHandover gives everything away to whoever asks, once.
-func (s *server) serveHandover(l *net.UnixListener) {
+func (s *server) serveHandover(l *net.UnixListener, stop <-chan struct{}) {
 	for {
 		c, err := l.AcceptUnix()
 		if err != nil {
 			return
 		}
 		err = s.handOver(c)
-		_ = c.Close()
 		if err == nil {
-			s.finish("another worker has taken over", s.options.HandoverDrain)
+			s.finishAs(ending{why: "another worker has taken over", drain: s.options.HandoverDrain, followed: true})
+			s.follow(c, stop)
 			return
 		}
+		_ = c.Close()
 		s.mu.Lock()
 		s.handing = false
 		s.mu.Unlock()
@@ -118,7 +120,7 @@ func (s *server) handOver(c *net.UnixConn) error {
 
 // takeOver asks the worker that has the folder for everything it has. If there is none, nothing is taken.
 func (d *folder) takeOver(ctx context.Context) (_ taken, err error) {
-	nothing := taken{done: func() {}, giveUp: func() {}}
+	nothing := taken{done: func() *predecessor { return nil }, giveUp: func() {}}
 	dialer := net.Dialer{Timeout: handoverPatience}
 	conn, err := dialer.DialContext(ctx, "unixpacket", d.name(handoverSocket))
 	switch {
@@ -129,9 +131,9 @@ func (d *folder) takeOver(ctx context.Context) (_ taken, err error) {
 	}
 	c := conn.(*net.UnixConn)
 	t := taken{sockets: map[netip.AddrPort]*os.File{}}
-	t.done = func() {
+	t.done = func() *predecessor {
 		_, _ = c.Write(accepting)
-		_ = c.Close()
+		return &predecessor{conn: c, gone: make(chan struct{})}
 	}
 	t.giveUp = func() {
 		_ = c.Close()

@@ -76,12 +76,16 @@ type server struct {
 	handing  bool            // another worker takes over
 	attached int             // agents
 	leave    *time.Timer     // runs after the last agent has left for good
+
+	behind *predecessor // whom this one took over from; nil: nobody, or it has ended
 }
 
 // ending is how a worker ends: it drains for some time, which may be none.
 type ending struct {
 	why   string
 	drain time.Duration
+	// followed: another worker has taken over.
+	followed bool
 }
 
 // Serve runs a worker until ctx ends or it is asked to stop. If another worker has the folder, this one takes over from it.
@@ -134,19 +138,21 @@ func Serve(ctx context.Context, o ServeOptions) error {
 	if err := dir.publish(); err != nil {
 		return err
 	}
-	took.done()
 	published = true
-
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	stop := make(chan struct{})
 	defer close(stop)
+	if s.behind = took.done(); s.behind != nil {
+		defer s.behind.close()
+		tasks.Go(s.behind.watch)
+	}
 	s.control = &http.Server{Handler: s.handler(), ErrorLog: slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug)}
 	defer s.control.Close()
 	defer control.Close()
 	defer handover.Close()
 	tasks.Go(func() { _ = s.control.Serve(control) })
-	tasks.Go(func() { s.serveHandover(handover) })
+	tasks.Go(func() { s.serveHandover(handover, stop) })
 	tasks.Go(func() { s.watchFolder(dir, stop) })
 	s.log.Info("balancing process is ready", "identity", o.Identity, "tookOver", took.config != nil)
 	if o.Ready != nil {
@@ -160,7 +166,7 @@ func (s *server) wait(ctx context.Context, sockets ...net.Listener) error {
 	var how ending
 	select {
 	case <-ctx.Done():
-		how = ending{"asked to stop", s.options.Drain}
+		how = ending{why: "asked to stop", drain: s.options.Drain}
 	case how = <-s.end:
 	}
 	s.log.Info("balancing process ends", "why", how.why, "drain", how.drain, "connections", s.engine.Connections())
@@ -179,13 +185,22 @@ func (s *server) wait(ctx context.Context, sockets ...net.Listener) error {
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), how.drain)
 	defer cancel()
 	s.engine.Drain(drain)
+	if how.followed && s.behind != nil {
+		// Who came before hears of changes through this process.
+		select {
+		case <-s.behind.gone:
+		case <-drain.Done():
+		}
+	}
 	return nil
 }
 
 // finish ends the worker; the first call counts.
-func (s *server) finish(why string, drain time.Duration) {
+func (s *server) finish(why string, drain time.Duration) { s.finishAs(ending{why: why, drain: drain}) }
+
+func (s *server) finishAs(how ending) {
 	select {
-	case s.end <- ending{why, drain}:
+	case s.end <- how:
 	default:
 	}
 }
@@ -201,6 +216,7 @@ func (s *server) apply(data json.RawMessage) error {
 		s.mu.Lock()
 		s.config = data
 		s.mu.Unlock()
+		s.behind.tell(data, s.log)
 	}
 	return err
 }
@@ -251,12 +267,12 @@ func Identity(version string) string {
 	return fmt.Sprintf("%s %d:%d:%d", version, st.Dev, st.Ino, st.Mtim.Nano())
 }
 
-// taken is what a worker took over. done says to the other one that it may go, giveUp that it must go on.
+// taken is what a worker took over. done says to the other one that it may go, and returns it; giveUp says that it must go on.
 type taken struct {
 	config  json.RawMessage
 	state   engine.State
 	sockets map[netip.AddrPort]*os.File
-	done    func()
+	done    func() *predecessor
 	giveUp  func()
 }
 
