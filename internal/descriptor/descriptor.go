@@ -1,4 +1,5 @@
-// Package descriptor passes open files and values between processes over Unix sockets. It knows nothing of what they are for.
+// Package descriptor passes open files and values between processes over Unix sockets. It knows nothing of what they are for. The shim has
+// the same of its own, since it may import nothing.
 package descriptor
 
 import (

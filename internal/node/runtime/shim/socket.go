@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"portal/internal/descriptor"
 )
 
 // The agent and a shim exchange packets over a socket in the Pod's folder, which only root can enter.
@@ -131,7 +129,7 @@ func (c *Client) Send(r *Request, body any, files ...*os.File) error {
 	}
 	var fds []int
 	if body != nil {
-		f, err := descriptor.InMemory("portal", body)
+		f, err := inMemory(body)
 		if err != nil {
 			return err
 		}
@@ -192,6 +190,21 @@ func (c *Client) Pending() *Answer {
 	return a
 }
 
+// inMemory writes a value to a file that has no name.
+func inMemory(v any) (*os.File, error) {
+	fd, err := unix.MemfdCreate("portal", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "memfd")
+	if err := json.NewEncoder(f).Encode(v); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	_, err = f.Seek(0, io.SeekStart)
+	return f, err
+}
+
 // receive takes the next packet. It waits for it if the descriptor does.
 func receive(fd int, into any) ([]*os.File, error) {
 	// Its size first: who waits, which may be for days, holds no buffer.
@@ -204,7 +217,7 @@ func receive(fd int, into any) ([]*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := descriptor.Received(rights[:got.rights])
+	files := receivedFiles(rights[:got.rights])
 	if got.n == 0 && len(files) == 0 {
 		return nil, io.EOF
 	}
@@ -239,16 +252,30 @@ func (c *conn) answer(a Answer, files ...*os.File) {
 	if err != nil {
 		return
 	}
-	rights, err := descriptor.Rights(files...)
+	var rights []byte
+	if len(files) > 0 {
+		var fds []int
+		for _, f := range files {
+			fds = append(fds, number(f))
+		}
+		rights = unix.UnixRights(fds...)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err == nil {
-		// An agent that doesn't read must not hold a Pod up: it asks again when it is back.
-		err = unix.Sendmsg(c.fd, data, rights, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
-	}
-	if err != nil {
+	// An agent that doesn't read must not hold a Pod up: it asks again when it is back.
+	if err := unix.Sendmsg(c.fd, data, rights, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT); err != nil {
 		_ = unix.Shutdown(c.fd, unix.SHUT_RDWR)
 	}
+}
+
+// number is a file's descriptor. Fd would have it block from then on, and whoever it is sent to: somebody who writes to a container that
+// does not read would hold a thread for as long as it runs.
+func number(f *os.File) int {
+	out := -1
+	if raw, err := f.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { out = int(fd) })
+	}
+	return out
 }
 
 func (s *shim) accept(listener int) {

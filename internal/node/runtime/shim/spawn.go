@@ -13,8 +13,6 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"portal/internal/descriptor"
 )
 
 // job is a process to start.
@@ -269,7 +267,7 @@ func join(cgroups []string, pid int) error {
 }
 
 func firstFile(rights []byte) *os.File {
-	files := descriptor.Received(rights)
+	files := receivedFiles(rights)
 	for _, f := range files[min(1, len(files)):] {
 		_ = f.Close()
 	}
@@ -277,6 +275,23 @@ func firstFile(rights []byte) *os.File {
 		return nil
 	}
 	return files[0]
+}
+
+func receivedFiles(rights []byte) (out []*os.File) {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			out = append(out, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	return out
 }
 
 // startPause starts the process that holds the PID namespace which containers share. When it ends, so do they, and the sandbox.
