@@ -160,15 +160,15 @@ func (k *link) refused(why string) outcome {
 
 // progress looks what became of the attempt to connect. The lock is held.
 func (k *link) progress() outcome {
+	if isConnected(k.far.fd) {
+		return k.open(0)
+	}
 	code, err := unix.GetsockoptInt(k.far.fd, unix.SOL_SOCKET, unix.SO_ERROR)
-	if err == nil && code != 0 {
-		err = unix.Errno(code)
+	if err == nil && code == 0 {
+		return outcome{} // not yet
 	}
 	if err == nil {
-		if _, err := unix.Getpeername(k.far.fd); err != nil {
-			return outcome{} // not yet
-		}
-		return k.open(0)
+		err = unix.Errno(code)
 	}
 	if out, stop := k.missed(os.NewSyscallError("connect", err)); stop {
 		return out
@@ -330,10 +330,16 @@ func startConnect(to netip.AddrPort) (fd int, connected bool, err error) {
 	case nil:
 		return fd, true, nil
 	case unix.EINPROGRESS, unix.EINTR:
-		return fd, false, nil
+		// Within a machine the answer has come already, though connect could not see it yet.
+		return fd, isConnected(fd), nil
 	}
 	_ = unix.Close(fd)
 	return -1, false, os.NewSyscallError("connect", err)
+}
+
+func isConnected(fd int) bool {
+	_, err := unix.Getpeername(fd)
+	return err == nil
 }
 
 // pump passes bytes both ways, as far as that goes without waiting. The lock is held.
