@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// A balancer has little in use and makes garbage with every new connection and handshake. By the runtime's own rule it would collect
-// that some dozens of times a second, each time looking at everything in use. So at least leastGarbage is left lying before it is collected;
-// with much in use, as much as there is in use, as usual.
+// A balancer has little in use and makes garbage with every new connection and handshake. The runtime's own rule would collect it after every
+// 4 MB, each time looking at everything in use. So at least leastGarbage is left lying before it is collected; with much in use, as much
+// as there is in use, as usual.
 const (
 	leastGarbage = 32 << 20
 	mostPercent  = 800
