@@ -57,7 +57,7 @@ race: build $(PEERS)/etcd ## run the tests of every package with the race detect
 
 .PHONY: test-peers
 test-peers: build peers $(CONTAINERD) $(PEERS)/kube-apiserver-1.30 ## run the real kube-proxy, kube-controller-manager, kubelet with containerd, and CoreDNS against Portal, compare RBAC with kube-apiserver, and run Portal against kube-apiserver 1.30
-	@hack/need ip nft busybox unshare curl runc /usr/lib/cni/ptp
+	@hack/need ip nft iptables busybox unshare nsenter curl runc /usr/lib/cni/ptp
 	GOFLAGS=-tags=fieldsv1string,peers go test -vet=off -count=1 -v -run Peers -timeout 30m ./test/...
 
 .PHONY: test-lb-peers
@@ -72,7 +72,7 @@ test-e2e-api: build $(E2E)/e2e.test ## run Kubernetes' conformance tests that st
 E2E_MODES ?= nftables,iptables,userspace
 .PHONY: test-e2e
 test-e2e: build $(E2E)/e2e.test $(PEERS)/coredns ## run Kubernetes' end-to-end tests that start Pods in a lab of 3 nodes, in turn with each mode of the proxy (E2E_MODES=nftables,iptables,userspace; hours): see test/e2e/README.md
-	@hack/need ip nft iptables conntrack
+	@hack/need ip nft iptables conntrack bird
 	@$(MAKE) --no-print-directory $(E2E)/images.yaml
 	GOFLAGS=-tags=fieldsv1string,e2e go test -vet=off -count=1 -v -run 'Complete|Lab' -timeout 6h ./test/e2e -e2e.modes=$(E2E_MODES)
 

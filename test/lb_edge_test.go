@@ -116,6 +116,18 @@ func fails(how string) func(string, error) string {
 // certificate makes a Secret with a certificate that signs itself.
 func (e *edge) certificate(t *testing.T, name string, hosts ...string) {
 	t.Helper()
+	secret := selfSignedSecret(t, name, hosts...)
+	api := e.API.CoreV1().Secrets("default")
+	if _, err := api.Update(t.Context(), secret, metav1.UpdateOptions{}); err == nil {
+		return
+	}
+	if _, err := api.Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func selfSignedSecret(t *testing.T, name string, hosts ...string) *corev1.Secret {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -130,16 +142,9 @@ func (e *edge) certificate(t *testing.T, name string, hosts ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeTLS, Data: map[string][]byte{
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeTLS, Data: map[string][]byte{
 		"tls.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), "tls.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}),
 	}}
-	api := e.API.CoreV1().Secrets("default")
-	if _, err := api.Update(t.Context(), secret, metav1.UpdateOptions{}); err == nil {
-		return
-	}
-	if _, err := api.Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // conn is a connection from a machine, over which requests go one after another.
