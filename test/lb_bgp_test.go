@@ -2,12 +2,12 @@ package test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -22,6 +22,8 @@ import (
 
 	"portal/internal/lab"
 	"portal/internal/lb"
+	"portal/internal/lb/bgp"
+	"portal/test/harness"
 )
 
 // What the lab's router, which runs BIRD, and the nodes' balancers are in a test of BGP. The addresses are of no network that a machine has: only
@@ -36,75 +38,37 @@ peers:
 pools:
 - {name: office, communities: ["64512:7", "64512:1:2"]}
 `
-	birdConfig = `
-log stderr all;
-router id 192.168.100.1;
-protocol device {}
-protocol kernel { merge paths on; ipv4 { export all; import none; }; }
-protocol kernel { merge paths on; ipv6 { export all; import none; }; }
-protocol bfd { interface "*" { interval 200 ms; multiplier 3; }; }
-template bgp node {
-  local 192.168.100.1 as 64500;
-  passive on;
-  password "` + bgpPassword + `";
-  graceful restart on;
-  error wait time 1, 2;
-  bfd on;
-  ipv4 { import all; export none; };
-  ipv6 { import all; export none; };
-}
-protocol bgp node1 from node { neighbor 192.168.100.11 as 64512; }
-protocol bgp node2 from node { neighbor 192.168.100.12 as 64512; }
-protocol bgp node3 from node { neighbor 192.168.100.13 as 64512; }
-`
 )
 
 // bird is BIRD on the lab's router.
 type bird struct {
-	t      *testing.T
-	l      *lab.Lab
-	socket string
+	t *testing.T
+	l *lab.Lab
+	*harness.Bird
 }
 
 func startBird(t *testing.T, l *lab.Lab) *bird {
 	t.Helper()
-	path, err := exec.LookPath("bird")
+	b, err := harness.StartBird(l, t.TempDir(), `bfd on; password "`+bgpPassword+`";`)
 	if err != nil {
-		t.Fatalf("%v: the Debian package is bird2", err)
-	}
-	dir := t.TempDir()
-	b := &bird{t, l, filepath.Join(dir, "ctl")}
-	conf := filepath.Join(dir, "bird.conf")
-	if err := os.WriteFile(conf, []byte(birdConfig), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Connections of one client go different ways.
-	for _, family := range []string{"ipv4", "ipv6"} {
-		on(t, l.Router, "sh", "-c", "echo 1 > /proc/sys/net/"+family+"/fib_multipath_hash_policy")
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var log bytes.Buffer
-	cmd := exec.CommandContext(ctx, path, "-f", "-c", conf, "-s", b.socket)
-	cmd.Stderr = &log
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = l.Router.Run(cmd) })
 	t.Cleanup(func() {
-		cancel()
-		wg.Wait()
+		b.Close()
 		if t.Failed() {
-			t.Logf("bird:\n%s", log.Bytes()[max(0, log.Len()-6000):])
+			t.Logf("bird:\n%s", b.Log())
 			for _, name := range l.NodeNames() {
 				log, _ := os.ReadFile(l.Log(name))
 				t.Logf("%s:\n%s", name, log[max(0, len(log)-4000):])
 			}
 		}
 	})
-	return b
+	return &bird{t, l, b}
 }
 
 // ask runs a command of BIRD's.
 func (b *bird) ask(command ...string) string {
-	out, err := b.l.Router.Exec(b.t.Context(), append([]string{"birdc", "-s", b.socket}, command...)...)
+	out, err := b.Ask(b.t.Context(), command...)
 	if err != nil {
 		return err.Error()
 	}
@@ -211,6 +175,7 @@ func TestLabBGP(t *testing.T) {
 	}
 	t.Run("spread", func(t *testing.T) { spreadOver(t, l, addrs, all) })
 	t.Run("local", func(t *testing.T) { bgpLocal(t, l, b) })
+	t.Run("affinity", func(t *testing.T) { bgpAffinity(t, l, b, addrs) })
 	t.Run("excluded", func(t *testing.T) {
 		labKubectl(t, l, "", "label", "node", "node2", corev1.LabelNodeExcludeBalancers+"=")
 		b.lead(addrs, "node1", "node3")
@@ -272,6 +237,48 @@ func bgpLocal(t *testing.T, l *lab.Lab, b *bird) {
 	b.lead(addrs, other)
 	labKubectl(t, l, "", "delete", "service,deployment", "local", "--timeout=60s")
 	b.lead(addrs)
+}
+
+// bgpAffinity: with sessionAffinity ClientIP one node gets all connections, another one when that is lost; a client stays with its Pod, although the
+// router chooses by ports. Without it they are spread again. Also where each node has but its own Pods.
+func bgpAffinity(t *testing.T, l *lab.Lab, b *bird, addrs []netip.Addr) {
+	set := func(affinity, policy string) {
+		labKubectl(t, l, "", "patch", "service", "web", "-p", fmt.Sprintf(`{"spec":{"sessionAffinity":%q,"externalTrafficPolicy":%q}}`, affinity, policy))
+	}
+	// answering waits until a row of requests is answered by one Pod, or by several.
+	answering := func(a netip.Addr, several bool) {
+		eventually(t, lbLimit, fmt.Sprint("answers at ", a, " by several Pods: ", several), func() string {
+			seen := map[string]bool{}
+			for range 15 {
+				pod, err := fromOutside(l, t, a, "/")
+				if err != nil {
+					return err.Error()
+				}
+				seen[pod] = true
+			}
+			if several != (len(seen) > 1) {
+				return fmt.Sprint(seen)
+			}
+			return ""
+		})
+	}
+	for _, policy := range []string{"Cluster", "Local"} {
+		set("ClientIP", policy)
+		for _, a := range addrs {
+			nodes := l.NodeNames()
+			slices.SortFunc(nodes, func(x, y string) int { return cmp.Compare(bgp.Metric(a, x), bgp.Metric(a, y)) })
+			b.lead([]netip.Addr{a}, nodes[0])
+			answering(a, false)
+			labKubectl(t, l, "", "label", "node", nodes[0], corev1.LabelNodeExcludeBalancers+"=")
+			b.lead([]netip.Addr{a}, nodes[1])
+			labKubectl(t, l, "", "label", "node", nodes[0], corev1.LabelNodeExcludeBalancers+"-")
+			b.lead([]netip.Addr{a}, nodes[0])
+		}
+		set("None", policy)
+		b.lead(addrs, l.NodeNames()...)
+		answering(addrs[0], true)
+	}
+	set("None", "Cluster")
 }
 
 // bgpKept: a ConfigMap that can't be used, an API that is away, and a process that is killed and started again change no route.
