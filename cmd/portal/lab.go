@@ -49,7 +49,7 @@ func (o *labOptions) run(cmd *cobra.Command) error {
 	if err := o.Validate(); err != nil {
 		return usageError{err}
 	}
-	if _, err := (&balancerOptions{prefix: "load-balancer-", pools: o.BalancerPools, announce: []string{announceL2}, onStop: onStopWithdraw}).read(); err != nil {
+	if _, err := (&balancerOptions{prefix: "load-balancer-", pools: o.BalancerPools, announce: []string{announceL2}, onStop: onStopWithdraw, l2OnStop: onStopKeep}).read(); err != nil {
 		return usageError{err}
 	}
 	if unix.Geteuid() != 0 {

@@ -48,8 +48,9 @@ type balancerOptions struct {
 	announce   []string
 	interfaces []string
 	balancingOptions
-	peers  []string
-	onStop string
+	peers    []string
+	onStop   string
+	l2OnStop string
 	// metrics is where metrics are served; empty: nowhere.
 	metrics string
 }
@@ -61,6 +62,7 @@ const (
 
 	onStopWithdraw = "withdraw"
 	onStopKeep     = "keep"
+	onStopRelease  = "release"
 
 	// balancerRetry is how long a balancer beside other parts stays down after it failed.
 	balancerRetry = 5 * time.Second
@@ -77,6 +79,8 @@ func (o *balancerOptions) addFlags(f *pflag.FlagSet, prefix, without string) {
 	f.StringArrayVar(&o.peers, prefix+"bgp-peer", nil, "a router to announce addresses to by BGP: ADDRESS[;as=N][;local-as=N][;port=N][;password-file=FILE][;multihop=N][;node-selector=S]"+
 		"[;hold-time=9s][;source=ADDRESS][;graceful-restart=120s][;bfd[=300ms]]; may be repeated; more are in the ConfigMap "+lb.Namespace+"/"+lb.PoolsName)
 	f.StringVar(&o.onStop, prefix+"bgp-on-stop", onStopWithdraw, "what becomes of routes at routers when this process is stopped: withdraw; or keep: they stay until graceful-restart ends, for a process that follows")
+	f.StringVar(&o.l2OnStop, prefix+"l2-on-stop", onStopKeep, "what becomes of addresses that this machine answers for when this process is stopped: keep (they stay for "+stopGrace.String()+" for a process that follows here, unless the machine "+
+		"shuts down or its Node is cordoned) or release (other nodes take over at once)")
 }
 
 // announces says whether addresses are announced in a way.
@@ -113,6 +117,8 @@ func (o *balancerOptions) read() (pool.Set, error) {
 		return nil, fmt.Errorf("--%sinterface: needs --%sannounce l2", o.prefix, o.prefix)
 	case !o.announces(announceBGP) && len(o.peers) > 0:
 		return nil, fmt.Errorf("--%sbgp-peer: needs --%sannounce bgp", o.prefix, o.prefix)
+	case o.l2OnStop != onStopKeep && o.l2OnStop != onStopRelease:
+		return nil, fmt.Errorf("--%sl2-on-stop: %q is not one of keep, release", o.prefix, o.l2OnStop)
 	case o.onStop != onStopWithdraw && o.onStop != onStopKeep:
 		return nil, fmt.Errorf("--%sbgp-on-stop: %q is not one of withdraw, keep", o.prefix, o.onStop)
 	}
@@ -158,7 +164,7 @@ serve it announce it to routers.`,
 	f.StringVar(&o.balancers.dir, "run-dir", "", "folder of the balancing process (default: "+o.balancers.folder()+")")
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove what leads packets to the balancing process on this machine, stop that process, and exit")
 	o.logs.addFlags(f)
-	cmd.AddCommand(newLBPoliciesCommand(), newLBWorkerCommand())
+	cmd.AddCommand(newLBPoliciesCommand(), newLBWorkerCommand(), newLBStandInCommand())
 	return cmd
 }
 
@@ -270,6 +276,7 @@ func serveBalancer(ctx context.Context, options lb.Options, balancers *balancerO
 		options.Balancing = balancing
 		gatherers = append(gatherers, metrics)
 	}
+	options.Stop = balancers.stop(ctx, options.Log)
 	b, err := lb.New(options)
 	if err != nil {
 		return err

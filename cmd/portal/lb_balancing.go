@@ -24,6 +24,7 @@ import (
 	"portal/internal/lb/capture"
 	"portal/internal/lb/compile"
 	"portal/internal/lb/config"
+	"portal/internal/lb/standin"
 	"portal/internal/lb/tlspolicy"
 	"portal/internal/lb/worker"
 )
@@ -222,6 +223,9 @@ func (o *outside) leave(ends bool) {
 
 // cleanUp ends the balancing process and removes what leads packets to it.
 func (o *balancingOptions) cleanUp(ctx context.Context, log *slog.Logger) error {
+	if err := standin.End(ctx, o.folder()); err != nil {
+		return err
+	}
 	if _, err := os.Stat(filepath.Join(o.folder(), "control")); err == nil {
 		client, err := worker.Ensure(ctx, o.worker(log))
 		if err != nil {

@@ -66,6 +66,8 @@ type Options struct {
 	Layer2     bool
 	Interfaces []string
 	Times      announce.Times
+	// Stop is what becomes of addresses of layer 2 when this process ends.
+	Stop Stop
 	// BGP announces addresses to routers: Peers are those of flags. KeepOnStop leaves routes with them for a process that follows.
 	BGP        bool
 	Peers      []bgp.Peer
@@ -132,7 +134,7 @@ func New(o Options) (*Balancer, error) {
 	}
 	b.announcer = announce.New(announce.Options{
 		Node: o.Node, Identity: o.Identity, Client: client, Namespace: o.Leases, Times: o.Times, Leases: b.memberLeases, Addresses: b.addresses,
-		Owners: b.ownerOfLease, Out: b.responder, Log: o.Log,
+		Owners: b.ownerOfLease, Out: b.responder, Grace: b.grace, StandIn: o.Stop.StandIn, Settled: o.Stop.Settled, Log: o.Log,
 	})
 	contested = b.announcer.Insist
 	return b, nil

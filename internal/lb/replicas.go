@@ -30,7 +30,7 @@ func (b *Balancer) makeReplicas() {
 	core := b.client.CoreV1()
 	slim := func(object any) {
 		if n, ok := object.(*corev1.Node); ok {
-			n.Annotations, n.Spec, n.Status = nil, corev1.NodeSpec{}, corev1.NodeStatus{Addresses: n.Status.Addresses}
+			n.Annotations, n.Spec, n.Status = nil, corev1.NodeSpec{Unschedulable: n.Spec.Unschedulable}, corev1.NodeStatus{Addresses: n.Status.Addresses}
 		}
 	}
 	b.services = follow(core.Services(""), &corev1.Service{}, everything, whole, nil)

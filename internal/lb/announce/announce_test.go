@@ -43,6 +43,17 @@ func TestRank(t *testing.T) {
 		if got := rank(a, held, anybody); got[0] != order[4] || !slices.Equal(got[1:], order[:4]) {
 			t.Errorf("%s: %v holds it, and the order is %v", a, order[4], got)
 		}
+		// It does so while its process is restarted, but who is restarted gets nothing that it had not.
+		held[last].Leaving = true
+		if got := rank(a, held, anybody); got[0] != order[4] {
+			t.Errorf("%s: %v holds it and is restarted, and the order is %v", a, order[4], got)
+		}
+		first := slices.IndexFunc(held, func(m Member) bool { return m.Name == order[0] })
+		held[first].Leaving, held[last].Holds, held[last].Leaving = true, nil, false
+		if got := rank(a, held, anybody); !slices.Equal(got, order[1:]) {
+			t.Errorf("%s: %v is restarted, and the order is %v", a, order[0], got)
+		}
+		held[first].Leaving, held[last].Holds = false, map[netip.Addr]bool{a: true}
 		// But not if it may not.
 		if got := rank(a, held, func(n string) bool { return n != order[4] }); !slices.Equal(got, order[:4]) {
 			t.Errorf("%s: %v must not have it, and the order is %v", a, order[4], got)

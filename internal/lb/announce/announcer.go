@@ -199,7 +199,9 @@ func (a *Announcer) decide(now time.Time) time.Duration {
 	}
 	alive = append(alive, me)
 	a.alive = len(alive)
-	if moved := a.moved.Swap(false); moved || !slices.EqualFunc(alive, a.ranked, func(x, y Member) bool { return x.Name == y.Name && maps.Equal(x.Holds, y.Holds) }) {
+	if moved := a.moved.Swap(false); moved || !slices.EqualFunc(alive, a.ranked, func(x, y Member) bool {
+		return x.Name == y.Name && x.Leaving == y.Leaving && maps.Equal(x.Holds, y.Holds)
+	}) {
 		a.ranked = alive
 		a.rank(alive)
 		a.settle()
@@ -296,6 +298,7 @@ func (a *Announcer) renew(ctx context.Context) error {
 			l.Annotations = map[string]string{}
 		}
 		l.Annotations[holdsAnnotation] = holds
+		delete(l.Annotations, leavingAnnotation) // of an earlier process
 	})
 	a.mu.Lock()
 	defer a.mu.Unlock()

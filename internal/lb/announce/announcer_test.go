@@ -173,6 +173,12 @@ func TestInherited(t *testing.T) {
 	}
 	a.own, a.settled = []netip.Addr{kept, gone}, true
 	a.leave()
+	seen := members{seen: map[string]*sighting{}, longest: a.members.longest}
+	if l, err := a.Client.CoordinationV1().Leases(a.Namespace).Get(t.Context(), LeasePrefix+a.Node, metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	} else if seen.observe([]*coordinationv1.Lease{l}, "other", time.Now()); !seen.seen["self"].leaving {
+		t.Error("others don't see that it is restarted")
+	}
 	next, out := follower(t, a, kept)
 	holds := func() string {
 		t.Helper()
@@ -184,6 +190,9 @@ func TestInherited(t *testing.T) {
 	}
 	if want := writeHolds([]netip.Addr{kept, gone}); holds() != want {
 		t.Errorf("after its first renewal it holds %q, want %q", holds(), want)
+	}
+	if _, leaving := next.lease.Annotations[leavingAnnotation]; leaving {
+		t.Error("it is there, and its Lease says that it leaves")
 	}
 	next.decide(time.Now())
 	if !slices.Equal(out.addrs, []netip.Addr{kept}) || !next.hasSettled() {

@@ -12,7 +12,8 @@ import (
 )
 
 // A process that ends is most often restarted, and to move an address breaks its connections. So its Lease is prolonged once more, with the
-// addresses in it, and the process that follows inherits them. If none follows, the Lease ends, and other nodes take over.
+// addresses in it, and the process that follows inherits them. Other addresses go to nodes that announce something. If no process follows, the
+// Lease ends, and other nodes take over.
 
 // handOverDelay is how much longer than the Lease somebody stands in: other nodes see the Lease end a little later than it does.
 const handOverDelay = 3 * time.Second
@@ -43,7 +44,7 @@ func (a *Announcer) leave() {
 		now, seconds := metav1.NowMicro(), int32(grace/time.Second)
 		l.Spec.RenewTime, l.Spec.LeaseDurationSeconds = &now, &seconds
 		l.Annotations = maps.Clone(l.Annotations)
-		l.Annotations[holdsAnnotation] = writeHolds(own)
+		l.Annotations[holdsAnnotation], l.Annotations[leavingAnnotation] = writeHolds(own), "true"
 	})
 	if err != nil {
 		a.Log.Warn("could not prolong this node's Lease: others take over when it ends", "err", err)

@@ -14,6 +14,8 @@ const (
 	MemberLabel = "portal.dev/lb-member"
 	// holdsAnnotation has the addresses that a member announces.
 	holdsAnnotation = "portal.dev/lb-addresses"
+	// leavingAnnotation marks the Lease of a process that has ended, and keeps its addresses for the next one.
+	leavingAnnotation = "portal.dev/lb-leaving"
 	// LeasePrefix and a node's name are the name of its Lease.
 	LeasePrefix = "portal-lb-"
 )
@@ -36,6 +38,7 @@ type sighting struct {
 	lasts   time.Duration
 	text    string // what holds was read from
 	holds   map[netip.Addr]bool
+	leaving bool
 }
 
 // observe takes in the Leases as they are.
@@ -64,6 +67,7 @@ func (m *members) observe(leases []*coordinationv1.Lease, self string, now time.
 			}
 			known.renewal, known.at = renewal, now
 		}
+		_, known.leaving = l.Annotations[leavingAnnotation]
 		known.lasts = min(m.longest, max(0, time.Duration(*s.LeaseDurationSeconds)*time.Second))
 		if text := l.Annotations[holdsAnnotation]; known.holds == nil || text != known.text {
 			known.text, known.holds = text, parseHolds(text)
@@ -93,7 +97,7 @@ func (m *members) alive(now time.Time) (out []Member, next time.Time, doubt bool
 		if !ended && (next.IsZero() || end.Before(next)) {
 			next = end
 		}
-		out = append(out, Member{name, s.holds})
+		out = append(out, Member{name, s.holds, s.leaving})
 	}
 	slices.SortFunc(out, func(a, b Member) int { return strings.Compare(a.Name, b.Name) })
 	return out, next, doubt

@@ -15,6 +15,8 @@ type Member struct {
 	Name string
 	// Holds are the addresses that it says it announces.
 	Holds map[netip.Addr]bool
+	// Leaving: its process has ended. It keeps what it holds for the next one, and gets nothing else.
+	Leaving bool
 }
 
 // rank are the members that may announce an address, the best first. Who announces it already stays: to move it breaks connections.
@@ -27,7 +29,7 @@ func rank(a netip.Addr, members []Member, eligible func(node string) bool) []str
 	}
 	var all []candidate
 	for _, m := range members {
-		if eligible(m.Name) {
+		if eligible(m.Name) && (!m.Leaving || m.Holds[a]) {
 			all = append(all, candidate{m.Name, m.Holds[a], score(a, m.Name)})
 		}
 	}
