@@ -3,6 +3,7 @@ package lb
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -51,7 +52,12 @@ const (
 	checkInterval  = 5 * time.Second       // how often it is looked whether all is still as it should be
 	balancingRetry = time.Second
 	syncPatience   = 30 * time.Second // in a foreign cluster roles may be those of an older version
+	// settlePatience is how long the first pass waits for Secrets and names.
+	settlePatience = 10 * time.Second
 )
+
+// errUnsettled: the first pass waits.
+var errUnsettled = errors.New("not all Secrets and names are known yet")
 
 // balancing keeps the balancing process and the way to it right.
 type balancing struct {
@@ -64,6 +70,8 @@ type balancing struct {
 	applied []byte // the digest of what the process carries out
 	events  problemEvents
 	leads   atomic.Pointer[context.Context] // ends with the time that this process leads
+	began   time.Time                       // when the API was known
+	ready   bool                            // and all else that was needed at the beginning
 
 	mu    sync.Mutex
 	stats balancingStats
@@ -125,6 +133,7 @@ func (p *balancing) run(ctx, informing context.Context, watching *sync.WaitGroup
 	}
 	late.Stop()
 	p.changed()
+	p.began = time.Now()
 	check := time.NewTicker(checkInterval)
 	defer check.Stop()
 	var again <-chan time.Time
@@ -143,7 +152,11 @@ func (p *balancing) run(ctx, informing context.Context, watching *sync.WaitGroup
 		case <-p.Balancing.Engine.Gone():
 		}
 		again = nil
-		if err := p.pass(ctx); err != nil && ctx.Err() == nil {
+		switch err := p.pass(ctx); {
+		case err == nil || ctx.Err() != nil:
+		case errors.Is(err, errUnsettled):
+			again = time.After(balancingDelay)
+		default:
 			p.failed(err)
 			again = time.After(balancingRetry)
 		}
@@ -167,6 +180,13 @@ func (p *balancing) pass(ctx context.Context) error {
 	out := compile.Compile(p.input())
 	p.follow(out.Secrets)
 	p.names.want(out.Names)
+	if !p.ready {
+		if !p.settled(out.Secrets, out.Names) {
+			return errUnsettled
+		}
+		p.ready = true
+		out = compile.Compile(p.input()) // with what has come to be known since
+	}
 	var problem error
 	if digest := out.Config.Digest(); len(out.Config.Listeners) > 0 || p.applied != nil || p.Balancing.Engine.Gone() != nil {
 		if problem = p.Balancing.Engine.Apply(ctx, out.Config); problem == nil && !bytes.Equal(digest, p.applied) {
@@ -197,6 +217,26 @@ func (p *balancing) pass(ctx context.Context) error {
 		s.failing = false
 	}
 	return problem
+}
+
+// settled says whether all is known that the first pass needs: a process that serves already must not close ports because this one has just
+// started, and knows no certificates yet.
+func (p *balancing) settled(secrets []compile.SecretRef, names []string) bool {
+	if time.Since(p.began) >= settlePatience {
+		return true
+	}
+	for _, ref := range secrets {
+		key := following.Key{Kind: following.Secret, Namespace: ref.Namespace, Name: ref.Name}
+		if _, known := p.secrets.Get(key); !known && !apierrors.IsForbidden(p.secrets.Err(key)) {
+			return false
+		}
+	}
+	for _, name := range names {
+		if _, known := p.names.get(name); !known {
+			return false
+		}
+	}
+	return true
 }
 
 // input is what is known now.
