@@ -122,6 +122,7 @@ func TestFollowing(t *testing.T) {
 		{"a clock that was turned back", 10 * time.Second, -time.Hour, false, false},
 		{"without a grace", 0, 0, false, false},
 		{"while the API was away", 10 * time.Second, 0, true, false},
+		{"a renewal was broken off", 10 * time.Second, 0, false, true},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			a := announcer(func() {})
@@ -138,6 +139,9 @@ func TestFollowing(t *testing.T) {
 				t.Fatal(err)
 			}
 			a.own, a.settled = []netip.Addr{addr}, true
+			if c.what == "a renewal was broken off" { // it is not known whether it was carried out
+				a.lease = nil
+			}
 			if c.stale {
 				a.renewed = a.renewed.Add(-time.Hour)
 			}

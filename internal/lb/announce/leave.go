@@ -22,10 +22,9 @@ const handOverDelay = 3 * time.Second
 func (a *Announcer) leave() {
 	a.mu.Lock()
 	a.releasing = true
-	lease, own := a.lease, a.own
-	known := !a.stale(time.Now())
+	own, member, known := a.own, !a.renewed.IsZero(), !a.stale(time.Now())
 	a.mu.Unlock()
-	if lease == nil {
+	if !member {
 		return
 	}
 	var grace time.Duration
@@ -34,16 +33,13 @@ func (a *Announcer) leave() {
 		grace = min(a.Grace(), a.members.longest) // nobody believes a Lease that is longer
 	}
 	if grace < time.Second { // the unit of a Lease
-		a.release(lease)
+		a.release()
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), a.Times.Lease)
-	defer cancel()
 	until := time.Now().Add(grace)
-	_, err := a.write(ctx, lease, func(l *coordinationv1.Lease) {
+	err := a.writeLast(func(l *coordinationv1.Lease) {
 		now, seconds := metav1.NowMicro(), int32(grace/time.Second)
-		l.Spec.RenewTime, l.Spec.LeaseDurationSeconds = &now, &seconds
-		l.Annotations = maps.Clone(l.Annotations)
+		l.Spec.HolderIdentity, l.Spec.RenewTime, l.Spec.LeaseDurationSeconds = &a.Identity, &now, &seconds
 		l.Annotations[holdsAnnotation], l.Annotations[leavingAnnotation] = writeHolds(own), "true"
 	})
 	if err != nil {
@@ -60,18 +56,38 @@ func (a *Announcer) leave() {
 }
 
 // release has others take over at once.
-func (a *Announcer) release(lease *coordinationv1.Lease) {
-	ctx, cancel := context.WithTimeout(context.Background(), a.Times.Lease)
-	defer cancel()
-	_, err := a.write(ctx, lease, func(l *coordinationv1.Lease) {
+func (a *Announcer) release() {
+	err := a.writeLast(func(l *coordinationv1.Lease) {
 		empty := ""
 		l.Spec.HolderIdentity = &empty
-		l.Annotations = maps.Clone(l.Annotations)
 		delete(l.Annotations, holdsAnnotation)
 	})
 	if err != nil {
 		a.Log.Warn("could not release this node's Lease: others take over when it ends", "err", err)
 	}
+}
+
+// writeLast changes the Lease for the last time. A renewal that was broken off when the process was stopped may still be carried out, so what is known of the
+// Lease may be outdated: it is read again then.
+func (a *Announcer) writeLast(change func(*coordinationv1.Lease)) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), a.Times.Lease)
+	defer cancel()
+	a.mu.Lock()
+	lease := a.lease
+	a.mu.Unlock()
+	for range 3 {
+		_, err = a.write(ctx, lease, func(l *coordinationv1.Lease) {
+			if l.Annotations = maps.Clone(l.Annotations); l.Annotations == nil {
+				l.Annotations = map[string]string{}
+			}
+			change(l)
+		})
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		lease = nil
+	}
+	return err
 }
 
 // inherit is what an earlier process of this node announced, if others still believe that it does. Both had this machine's clock; if that was turned
