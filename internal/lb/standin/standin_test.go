@@ -100,7 +100,7 @@ ip -n r link set eth0 up; ip -n r address add 192.0.2.2/24 dev eth0; ip -n r add
 			t.Fatal(err)
 		}
 	}
-	mac := strings.TrimSpace(sh(t, "cat /sys/class/net/here/address"))
+	mac := strings.TrimSpace(sh(t, "ip -br link show here | awk '{print $3}'"))
 	ask := func(a string) { sh(t, "ip netns exec r bash -c 'echo > /dev/udp/"+a+"/9' || true") }
 	// The other machine finds out who has an address by sending there.
 	answered := func(a string) bool {
