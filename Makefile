@@ -65,6 +65,12 @@ test-lb-peers: $(PEERS)/h2spec ## test the balancer with openssl, nginx and HAPr
 	@hack/need openssl nginx haproxy
 	GOFLAGS=-tags=fieldsv1string,peers go test -vet=off -count=1 -v -run Peers -timeout 30m ./internal/lb/...
 
+LB_MODES ?= nftables,iptables
+.PHONY: test-lb-nodes
+test-lb-nodes: build ## restart all balancers and proxies, and lose a node, under 500 requests a second from outside: not one may fail (LB_MODES=nftables,iptables; 5 minutes)
+	@hack/need ip nft iptables conntrack
+	GOFLAGS=-tags=fieldsv1string,lbnodes go test -vet=off -count=1 -v -run 'LabBalancerNodes' -timeout 30m ./test/ -lb.modes=$(LB_MODES) -lb.rate=500 -lb.rounds=2 -roll.strict
+
 .PHONY: test-e2e-api
 test-e2e-api: build $(E2E)/e2e.test ## run Kubernetes' conformance tests that start no container against Portal: see test/e2e/README.md (20 minutes the first time)
 	GOFLAGS=-tags=fieldsv1string,e2e go test -vet=off -count=1 -v -run 'Complete|Conformance' -timeout 60m ./test/e2e
