@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"flag"
 	"maps"
 	"regexp"
@@ -14,6 +15,7 @@ import (
 var (
 	pattern     = flag.String("e2e.only", "", "a regular expression: run only the tests whose names match")
 	chosenModes = flag.String("e2e.modes", strings.Join(modes, ","), "modes of the proxy to run with, in turn")
+	chosenWays  = flag.String("e2e.announce", strings.Join(announcements, ","), "ways to announce load balancers' addresses to run their tests with, in turn")
 	tryAll      = flag.Bool("e2e.try", false, "run what -e2e.only matches whatever tests.txt says, to see whether it passes")
 )
 
@@ -32,12 +34,20 @@ func TestLab(t *testing.T) {
 			if *tryAll {
 				from = all
 			}
-			wanted := map[int][]test{}
+			wanted := map[laboratory][]test{}
 			for _, one := range choose(t, from) {
-				wanted[one.size()] = append(wanted[one.size()], one)
+				for _, way := range one.announced() {
+					if !slices.Contains(strings.Split(*chosenWays, ","), way) {
+						continue
+					}
+					at := laboratory{mode, way, one.size()}
+					wanted[at] = append(wanted[at], one)
+				}
 			}
-			for _, nodes := range slices.Sorted(maps.Keys(wanted)) {
-				inLab(t, mode, nodes, wanted[nodes])
+			for _, at := range slices.SortedFunc(maps.Keys(wanted), func(x, y laboratory) int {
+				return cmp.Or(x.nodes-y.nodes, slices.Index(announcements, x.announce)-slices.Index(announcements, y.announce))
+			}) {
+				at.run(t, wanted[at])
 			}
 		})
 	}

@@ -27,7 +27,7 @@ type test struct {
 	name string
 	fate fate
 	why  string // it does not run
-	// except has the modes of the proxy in which it does not run, and why.
+	// except has the modes of the proxy, and the ways to announce addresses, with which it does not run, and why.
 	except map[string]string
 	// nodes is how many nodes the lab must have; 0: three.
 	nodes int
@@ -59,8 +59,8 @@ func tests() ([]test, error) {
 		case strings.HasPrefix(line, "#") || line == "":
 		case word == "" && strings.HasPrefix(rest, "# not ") && len(out) > 0:
 			mode, why, found := strings.Cut(strings.TrimPrefix(rest, "# not "), ": ")
-			if !found || !slices.Contains(modes, mode) {
-				return nil, fmt.Errorf("tests.txt:%d: want a mode and a reason, as in `# not userspace: why`: %q", number, line)
+			if !found || !slices.Contains(modes, mode) && !slices.Contains(announcements, mode) {
+				return nil, fmt.Errorf("tests.txt:%d: want a mode or a way to announce addresses and a reason, as in `# not userspace: why`: %q", number, line)
 			}
 			last := &out[len(out)-1]
 			if last.except == nil {
@@ -92,12 +92,29 @@ func tests() ([]test, error) {
 		if (one.except != nil || one.nodes != 0) && one.fate != lab {
 			return nil, fmt.Errorf("tests.txt: %q: only what runs in a lab has a number of nodes, and modes in which it does not", one.name)
 		}
+		for _, way := range announcements {
+			if one.except[way] != "" && (!one.outside() || len(one.announced()) == 0) {
+				return nil, fmt.Errorf("tests.txt: %q: a test of load balancers, and no other, runs with one way to announce addresses at least", one.name)
+			}
+		}
 	}
 	return out, nil
 }
 
 // modes are those of the nodes' proxies that the tests run with, in turn.
 var modes = []string{"nftables", "iptables", "userspace"}
+
+// announcements are the ways in which nodes of a lab announce the addresses of load balancers. Tests that are about these run with each, the others in
+// the first lab that there is.
+var announcements = []string{"l2", "bgp"}
+
+// announced are the ways to announce addresses that the test runs with.
+func (t *test) announced() []string {
+	if !t.outside() {
+		return announcements[:1]
+	}
+	return slices.DeleteFunc(slices.Clone(announcements), func(way string) bool { return t.except[way] != "" })
+}
 
 // only is the tests with a fate.
 func only(all []test, wanted fate) []test {
@@ -139,6 +156,11 @@ func table(all []test) string {
 			for _, mode := range modes {
 				if why := one.except[mode]; why != "" {
 					result += "; not in the mode " + mode + ": " + why
+				}
+			}
+			for _, way := range announcements {
+				if why := one.except[way]; why != "" {
+					result += "; not where addresses are announced by " + way + ": " + why
 				}
 			}
 		case later:

@@ -54,6 +54,8 @@ func TestListIsRead(t *testing.T) {
 		"no known mode":     "lab   a\n      # not ipvs: why\n",
 		"a mode of none":    "run   a\n      # not iptables: why\n",
 		"no number":         "lab   a\n      # nodes: many\n",
+		"nobody announces":  "lab   a [Feature:LoadBalancer]\n      # not l2: why\n      # not bgp: why\n",
+		"no balancer":       "lab   a\n      # not l2: why\n",
 		"nodes of none":     "run   a\n      # nodes: 6\n",
 	} {
 		list = broken

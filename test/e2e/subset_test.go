@@ -1,16 +1,10 @@
 package e2e
 
 import (
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"testing"
-
-	labs "portal/internal/lab"
-	"portal/test/harness"
 )
 
 // subset are tests from which a change that breaks Services for Pods can hardly hide, and that take a few minutes together: the way from a
@@ -61,59 +55,5 @@ func TestSubset(t *testing.T) {
 		}
 		wanted = append(wanted, all[at])
 	}
-	inLab(t, mode, labNodes, wanted)
-}
-
-func inLab(t *testing.T, mode string, nodes int, wanted []test) {
-	t.Helper()
-	folder := filepath.Join(*reports, mode)
-	// kube-proxy's default, which a test looks for.
-	nodeArgs := []string{"--conntrack-tcp-timeout-close-wait=1h"}
-	if mode == "userspace" {
-		// It serves loopback addresses if they are named; iptables does so by itself, and nftables can't.
-		nodeArgs = append(nodeArgs, "--nodeport-addresses=all,localhost")
-	}
-	dir := t.TempDir()
-	l, err := labs.Start(t.Context(), labs.Options{
-		Name: fmt.Sprintf("e2e-%s-%d", mode, os.Getpid()), Nodes: nodes, Zones: 3, Dir: filepath.Join(dir, "lab"), Portal: harness.Portal(), ProxyMode: mode,
-		ImageMap: filepath.Join(harness.Root(), ".cache", "e2e", "images.yaml"),
-		// Some tests look at the node from a privileged Pod.
-		ServerArgs: []string{"--allow-privileged"},
-		NodeArgs:   nodeArgs,
-		// The outside network's, of which the machines have the low ones.
-		BalancerPools: []string{"192.168.100.200-192.168.100.250,fd00:100::f0-fd00:100::ff"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		keepLogs(l, folder)
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	// The tests run on the server's machine, which reaches nodes and Pods, as the suite expects of where it runs; those of load balancers
-	// run outside, where balancers' clients are.
-	r := &runner{
-		reports: folder,
-		flags: []string{"--kubeconfig=" + filepath.Join(labs.NodeDir(l.Dir, l.Server.Name), "admin.kubeconfig"), "--kubectl-path=" + kubectl(t),
-			"--num-nodes=" + strconv.Itoa(nodes), "--allowed-not-ready-nodes=0", "--dns-domain=cluster.local"},
-		start: func(one test, cmd *exec.Cmd) error {
-			if one.outside() {
-				return l.Client.Run(cmd)
-			}
-			return l.Server.Run(cmd)
-		},
-	}
-	r.run(t, wanted)
-	fmt.Printf("%s, %d nodes: %d of %d passed\n", mode, nodes, len(wanted)-len(r.failed), len(wanted))
-}
-
-// keepLogs copies what the machines' programs logged to the reports.
-func keepLogs(l *labs.Lab, folder string) {
-	for _, name := range append(l.NodeNames(), l.Server.Name) {
-		if log, err := os.ReadFile(l.Log(name)); err == nil {
-			_ = os.WriteFile(filepath.Join(folder, name+".log"), log, 0o644)
-		}
-	}
+	laboratory{mode, announcements[0], labNodes}.run(t, wanted)
 }
