@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -297,12 +298,19 @@ func (e *edge) repaired(t *testing.T) {
 // the ends.
 func (e *edge) slow(t *testing.T) func(*testing.T) {
 	idle := e.service(t, "rest", "web", "", aws("connection-idle-timeout", "60"), aws("cross-zone-load-balancing-enabled", "true"), aws("additional-resource-tags", "environment=prod,owner=devops"))
-	checked := e.service(t, "checked", "checked", "publishNotReadyAddresses: true", aws("healthcheck-healthy-threshold", ""), aws("healthcheck-unhealthy-threshold", "3"), aws("healthcheck-interval", "20"), aws("healthcheck-timeout", "5"))
+	well, gone := e.patient(t, "well"), e.patient(t, "gone")
+	if err := gone.close(); err != nil {
+		t.Fatal(err)
+	}
+	checking := time.Now()
+	checked := e.external(t, "checked", map[string]string{"healthcheck-healthy-threshold": "", "healthcheck-unhealthy-threshold": "3", "healthcheck-interval": "20", "healthcheck-timeout": "5"}, well, gone)
 	drained := e.service(t, "drained", "drained", "", aws("connection-draining-enabled", "true"), aws("connection-draining-timeout", "60"))
 	logged := e.service(t, "logged", "web", "", aws("access-log-enabled", "true"), aws("access-log-emit-interval", "60"), aws("access-log-s3-bucket-name", "my-bucket"), aws("access-log-s3-bucket-prefix", "my-bucket-prefix/prod"))
-	labKubectl(t, e.Lab, workload{name: "drained", replicas: 1}.String()+workload{name: "checked", replicas: 1, args: "--listen, 127.0.0.1:9376", probe: "{exec: {command: [/portal, version]}}"}.String(), "apply")
+	tagged := e.service(t, "tagged", "web", "", aws("backend-protocol", "http"), aws("access-log-enabled", "true"), aws("access-log-s3-bucket-name", "my-bucket"), aws("access-log-s3-bucket-prefix", "tagged"),
+		"portal.dev/access-log-format: json", aws("additional-resource-tags", "environment=prod,owner=devops"))
+	labKubectl(t, e.Lab, workload{name: "drained", replicas: 1}.String(), "apply")
 	deployed(t, e.Lab, "drained", 2*time.Minute)
-	for _, a := range []netip.Addr{idle, drained, logged} {
+	for _, a := range []netip.Addr{idle, drained, logged, tagged} {
 		answers(t, e.Lab, a, "/")
 	}
 	silent := connectFrom(t, e.Client, net.JoinHostPort(idle.String(), "80"))
@@ -325,7 +333,6 @@ func (e *edge) slow(t *testing.T) func(*testing.T) {
 		closed <- time.Since(begin)
 	}()
 	return func(t *testing.T) {
-		_ = checked
 		t.Run("tags", func(t *testing.T) {
 			eventually(t, lbLimit, "the tags in metrics", func() string {
 				for _, node := range e.NodeNames() {
@@ -343,8 +350,20 @@ func (e *edge) slow(t *testing.T) func(*testing.T) {
 				}
 				return ""
 			})
-			if took := time.Since(begin); took < 35*time.Second {
+			took := time.Since(checking)
+			if took < 35*time.Second {
 				t.Errorf("three checks 20 s apart took %v", took)
+			}
+			well.mu.Lock()
+			seen := maps.Clone(well.conns)
+			well.mu.Unlock()
+			for _, node := range []string{"192.168.100.11", "192.168.100.12"} {
+				if n, most := seen[node], int(took/(20*time.Second))+2; n < 1 || n > most {
+					t.Errorf("%d connections of %s within %v; want 1 to %d", n, node, took, most)
+				}
+			}
+			if out := answers(t, e.Lab, checked, "/"); out != "well" {
+				t.Errorf("%s answers", out)
 			}
 		})
 		t.Run("draining", func(t *testing.T) {
@@ -368,6 +387,7 @@ func (e *edge) slow(t *testing.T) func(*testing.T) {
 			}
 		})
 		t.Run("log", func(t *testing.T) { e.accessLog(t) })
-		labKubectl(t, e.Lab, "", "delete", "service", "rest", "checked", "drained", "logged", "--timeout=60s")
+		t.Run("tagged log", e.taggedLog)
+		labKubectl(t, e.Lab, "", "delete", "service", "rest", "checked", "drained", "logged", "tagged", "--timeout=60s")
 	}
 }

@@ -58,6 +58,7 @@ func TestLabBalancing(t *testing.T) {
 	t.Run("policies", e.policies)
 	t.Run("ingress", e.ingress)
 	t.Run("killed", e.killed)
+	t.Run("health", e.health)
 	t.Run("slow", slow)
 	t.Run("repaired", e.repaired)
 }
