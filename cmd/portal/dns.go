@@ -23,6 +23,7 @@ import (
 	"portal/internal/identity"
 	"portal/internal/intent"
 	"portal/internal/intent/watch"
+	"portal/internal/reports"
 )
 
 // dnsOptions are the flags of portal dns, as they were given.
@@ -64,6 +65,8 @@ type dnsOptions struct {
 	corefile              string
 	endpoint              string
 	hostname              string
+	report                bool
+	node                  string // the Node that is reported for; empty: none
 	join                  joinOptions
 	logs                  logOptions
 }
@@ -93,7 +96,7 @@ func (o *dnsOptions) flags(cmd *cobra.Command) {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVar(&o.context, "context", "", "context of the kubeconfig")
 	o.join.addFlags(f, identity.DNS)
-	f.StringVar(&o.hostname, "hostname-override", "", "name of this machine in its certificate, with --server; default: its host name")
+	f.StringVar(&o.hostname, "hostname-override", "", "the name of this machine's Node, for its report and its certificate; default: its host name")
 	f.StringSliceVar(&o.listen, "listen", []string{":53"}, "address:port to serve UDP and TCP on; may be repeated")
 	f.StringSliceVar(&o.listenTLS, "listen-tls", nil, "address:port to serve DNS over TLS on")
 	f.StringSliceVar(&o.listenHTTP, "listen-https", nil, "address:port to serve DNS over HTTPS on, at /dns-query")
@@ -125,6 +128,7 @@ func (o *dnsOptions) flags(cmd *cobra.Command) {
 	f.StringVar(&o.metrics, "metrics-bind-address", "127.0.0.1:9153", "address:port to serve /metrics, /health and /ready on; empty: none")
 	f.StringVar(&o.health, "health-bind-address", "", "second address:port to serve /health on")
 	f.StringVar(&o.ready, "ready-bind-address", "", "second address:port to serve /ready on")
+	reportFlag(f, &o.report)
 	o.logs.addFlags(f)
 	f.StringVar(&o.corefile, "corefile", "", "Corefile to take settings from that no flag gives")
 }
@@ -146,6 +150,11 @@ func (o *dnsOptions) run(cmd *cobra.Command) error {
 	}
 	if err := o.join.validate(map[string]string{"kubeconfig": o.kubeconfig, "context": o.context}); err != nil {
 		return usageError{err}
+	}
+	if o.report {
+		if o.node, err = machineName(o.hostname); err != nil {
+			return usageError{fmt.Errorf("--hostname-override: %w", err)}
+		}
 	}
 	collectAt(garbage)
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
@@ -213,6 +222,7 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 		wg.Go(func() { h.run(ctx) })
 	}
 	wg.Go(func() { w.Run(ctx) })
+	startReport(ctx, o.node != "", log, config, o.node, reports.DNS, followerReport(s.Ready, strings.Join(options.Zone.Zones, " "), w.Revision), &wg)
 	if options.AllowPrivate && (options.Forward != nil || len(options.Stubs) > 0) {
 		wg.Go(func() { learnNetworks(ctx, config, s, log) })
 	}

@@ -26,6 +26,7 @@ import (
 	"portal/internal/lb/bgp"
 	"portal/internal/lb/controller"
 	"portal/internal/lb/pool"
+	"portal/internal/reports"
 )
 
 // lbOptions are the flags of `portal lb`.
@@ -33,6 +34,7 @@ type lbOptions struct {
 	kubeconfig, context string
 	hostname            string
 	balancers           balancerOptions
+	report              bool
 	class               string
 	onlyClass           bool
 	leases              string
@@ -162,6 +164,7 @@ serve it announce it to routers.`,
 	f.StringVar(&o.leases, "lease-namespace", lb.Namespace, "namespace of the Leases by which processes elect a leader and see each other; all processes need the same")
 	f.StringVar(&o.balancers.metrics, "metrics-bind-address", "127.0.0.1:10261", "address:port of /metrics, /health and /ready; empty: none")
 	f.StringVar(&o.balancers.dir, "run-dir", "", "folder of the balancing process (default: "+o.balancers.folder()+")")
+	reportFlag(f, &o.report)
 	f.BoolVar(&o.cleanup, "cleanup", false, "remove what leads packets to the balancing process on this machine, stop that process, and exit")
 	o.logs.addFlags(f)
 	cmd.AddCommand(newLBPoliciesCommand(), newLBWorkerCommand(), newLBStandInCommand())
@@ -199,7 +202,7 @@ func (o *lbOptions) run(cmd *cobra.Command) error {
 		return usageError{err}
 	}
 	collectAt(garbage)
-	return serveBalancer(ctx, options, &o.balancers, nil)
+	return serveBalancer(ctx, options, &o.balancers, o.report, nil)
 }
 
 // options checks the flags, naming the one that is wrong.
@@ -252,7 +255,7 @@ func (o *balancerOptions) mayAnnounce() error {
 
 // serveBalancer runs a balancer, and serves its metrics at an address if there is one. unserved, if not nil, is called instead of
 // failing if another program has that address.
-func serveBalancer(ctx context.Context, options lb.Options, balancers *balancerOptions, unserved func(error)) error {
+func serveBalancer(ctx context.Context, options lb.Options, balancers *balancerOptions, report bool, unserved func(error)) error {
 	if options.Layer2 || options.BGP || balancers.balances() {
 		lock, err := instance.Acquire(ctx, instance.LB, instance.DefaultPatience, func(h instance.Holder) {
 			options.Log.Info("another load balancer announces addresses in this network namespace, waiting for it to end", "holder", h.String(), "upTo", instance.DefaultPatience)
@@ -298,6 +301,11 @@ func serveBalancer(ctx context.Context, options lb.Options, balancers *balancerO
 			return usageError{fmt.Errorf("--%smetrics-bind-address: %w", balancers.prefix, err)}
 		}
 	}
+	reporting, stop := context.WithCancel(ctx)
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	defer stop()
+	startReport(reporting, report, options.Log, options.Config, options.Node, reports.LB, balancerReport(b, balancers.announceMode()), &beside)
 	return b.Run(ctx)
 }
 
@@ -313,7 +321,7 @@ func (o *partOptions) startBalancer(ctx context.Context, log *slog.Logger, node 
 	beside.Go(func() {
 		defer o.balancing.Done()
 		for wait(ctx, 0) {
-			err := serveBalancer(ctx, options, &o.balancers, func(err error) {
+			err := serveBalancer(ctx, options, &o.balancers, o.report, func(err error) {
 				// Traffic is what matters.
 				log.Warn("metrics of the load balancer are not served", "err", err)
 			})

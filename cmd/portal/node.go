@@ -28,6 +28,7 @@ import (
 	"portal/internal/node/image"
 	"portal/internal/node/network"
 	"portal/internal/node/network/peers"
+	"portal/internal/reports"
 )
 
 // nodeOptions are the flags of portal node.
@@ -174,7 +175,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	}
 	options.Stream.State = nodeState(options, &running, may)
 	options.Stream.Traffic = nodeTraffic(ctx, &running, &beside)
-	options.DNS = o.parts.nodeDNS(cmd, log, who.dns, options.ClusterDomain, may)
+	options.DNS = o.parts.nodeDNS(cmd, log, who.dns, options.Name, options.ClusterDomain, may)
 	agent, err := node.New(options)
 	if err != nil {
 		return err
@@ -194,6 +195,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	}
 	o.parts.balancers.dir = filepath.Join(options.DataDir, balancingDir)
 	o.parts.startBalancer(ctx, log, options.Name, who.lb, &beside)
+	startReport(ctx, o.parts.report, log, who.node, options.Name, reports.Agent, agentReport(agent), &beside)
 	return agent.Run(ctx)
 }
 
@@ -214,7 +216,7 @@ func client(config *rest.Config) (kubernetes.Interface, error) {
 }
 
 // nodeDNS is what serves names for a node: at the addresses that it has among its Pods, or where the flag says.
-func (o *partOptions) nodeDNS(cmd *cobra.Command, log *slog.Logger, api *rest.Config, zone string, may *parts) func(context.Context, []netip.Addr, func(bool)) {
+func (o *partOptions) nodeDNS(cmd *cobra.Command, log *slog.Logger, api *rest.Config, node, zone string, may *parts) func(context.Context, []netip.Addr, func(bool)) {
 	switch {
 	case o.dns == "none":
 		return nil
@@ -232,7 +234,7 @@ func (o *partOptions) nodeDNS(cmd *cobra.Command, log *slog.Logger, api *rest.Co
 			serving = func(bool) {}                // it is no endpoint of kube-dns
 		}
 		for wait(ctx, 0) {
-			err := o.serveNames(ctx, cmd, log, api, zone, listen, "", func() { serving(true) })
+			err := o.serveNames(ctx, cmd, log, api, o.reported(node), zone, listen, "", func() { serving(true) })
 			if ctx.Err() != nil {
 				return
 			}

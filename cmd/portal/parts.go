@@ -31,6 +31,7 @@ type partOptions struct {
 	proxyMetrics, dnsMetrics string
 	conntrack                conntrack.Limits
 	balancers                balancerOptions
+	report                   bool
 	// balancing ends when the balancer has ended: it announces nothing any more.
 	balancing sync.WaitGroup
 }
@@ -43,6 +44,7 @@ func (o *partOptions) addFlags(f *pflag.FlagSet, dnsAuto, sysctls string) {
 	f.BoolVar(&o.configureSysctls, "configure-sysctls", false, sysctls)
 	f.StringVar(&o.proxyMetrics, "proxy-metrics-bind-address", "127.0.0.1:10249", "address:port of the proxy's /metrics, /state and /proxyMode; empty: none")
 	f.StringVar(&o.dnsMetrics, "dns-metrics-bind-address", "127.0.0.1:9153", "address:port of DNS' /metrics, /health and /ready; empty: none")
+	reportFlag(f, &o.report)
 	o.balancers.addFlags(f, "load-balancer-", "; without one, no load balancer runs here")
 	f.StringVar(&o.balancers.metrics, "load-balancer-metrics-bind-address", "127.0.0.1:10261", "address:port of the load balancer's /metrics, /health and /ready; empty: none")
 }
@@ -96,6 +98,14 @@ func (p *parts) release() {
 // handover is how long to wait for an earlier process that is about to end.
 const handover = 5 * time.Second
 
+// reported is the Node that parts report for; empty: they don't.
+func (o *partOptions) reported(node string) string {
+	if !o.report {
+		return ""
+	}
+	return node
+}
+
 // claim decides which parts to run. It fails if one can't run that was asked for by name.
 func (o *partOptions) claim(ctx context.Context, waiting func(instance.Holder)) (_ *parts, err error) {
 	p := &parts{}
@@ -145,11 +155,12 @@ func short(err error) string {
 	return "needs root"
 }
 
-// serveNames serves DNS at addresses, of one device or of any, until the context ends. It calls open when it answers.
-func (p *partOptions) serveNames(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, zone string, listen []netip.AddrPort, device string, open func()) error {
+// serveNames serves DNS at addresses, of one device or of any, until the context ends, and reports for a Node if one is named. It calls
+// open when it answers.
+func (p *partOptions) serveNames(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, node, zone string, listen []netip.AddrPort, device string, open func()) error {
 	o := defaultDNSOptions()
 	o.metrics = p.dnsMetrics
-	o.listen, o.listenFlag, o.zones = nil, "dns", []string{zone}
+	o.listen, o.listenFlag, o.zones, o.node = nil, "dns", []string{zone}, node
 	for _, a := range listen {
 		o.listen = append(o.listen, a.String())
 	}

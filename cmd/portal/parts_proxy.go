@@ -80,7 +80,7 @@ type proxySettings struct {
 func (o *partOptions) startProxy(ctx context.Context, log *slog.Logger, s proxySettings, beside *sync.WaitGroup) partProxy {
 	options := defaultProxyOptions()
 	options.mode, options.healthz, options.metrics, options.hostname = o.proxy, o.healthz, o.proxyMetrics, s.node
-	options.conntrack = o.conntrack
+	options.conntrack, options.report = o.conntrack, o.report
 	options.clusterCIDR = s.clusterCIDR
 	if s.bridge != "" {
 		options.detectLocal, options.bridge = string(proxy.DetectBridgeInterface), s.bridge

@@ -33,6 +33,7 @@ import (
 	"portal/internal/proxy/healthcheck"
 	"portal/internal/proxy/ipvs"
 	"portal/internal/proxy/userspace"
+	"portal/internal/reports"
 )
 
 // proxyOptions are the flags of portal proxy, as they were given or a configuration file has them.
@@ -58,6 +59,7 @@ type proxyOptions struct {
 	configureSysctls           bool
 	sysctls                    hostnet.Configured
 	conntrack                  conntrack.Limits
+	report                     bool
 	join                       joinOptions
 	logs                       logOptions
 }
@@ -117,6 +119,7 @@ func (o *proxyOptions) flags(cmd *cobra.Command) {
 	f.BoolVar(&o.cleanupForeign, "cleanup-foreign", false, "remove everything that kube-proxy left in the kernel, in any of its modes, and exit")
 	f.BoolVar(&o.configureSysctls, "configure-sysctls", false, "turn on forwarding and make a strict rp_filter loose where packets to Services are lost otherwise; they stay so when the proxy ends")
 	conntrackFlags(f, &o.conntrack)
+	reportFlag(f, &o.report)
 	o.logs.addFlags(f)
 	for name, def := range ignoredProxyFlags {
 		f.String(name, def, "accepted for kube-proxy's sake; has no effect")
@@ -259,6 +262,7 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 	wg.Go(func() { checks.Run(ctx) })
 	wg.Go(func() { flows.Run(ctx) })
 	wg.Go(func() { beside(ctx, p) })
+	startReport(ctx, o.report, log, api, config.Node, reports.Proxy, proxyReport(p, w), &wg)
 	return p.Run(ctx)
 }
 

@@ -151,7 +151,7 @@ func (o *upOptions) startDNS(cmd *cobra.Command, log *slog.Logger, info server.I
 	config := info.As(identity.DNS.User(machine), identity.DNS.Group())
 	open, failed := make(chan struct{}), make(chan error, 1)
 	beside.Go(func() {
-		err := dns.run(cmd.Context(), cmd, log, config, func() { close(open) })
+		err := dns.run(cmd.Context(), cmd, log, config, o.parts.reported(machine), func() { close(open) })
 		select {
 		case <-open:
 			if err != nil {

@@ -40,7 +40,7 @@ type upDNS struct {
 	// resolvConf is a file that programs can use in place of /etc/resolv.conf; empty if the port is not 53.
 	resolvConf string
 	note       string
-	serve      func(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, zone string, listen []netip.AddrPort, device string, open func()) error
+	serve      func(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, node, zone string, listen []netip.AddrPort, device string, open func()) error
 	// keep reconciles kube-dns until its context ends.
 	keep func(context.Context)
 }
@@ -143,7 +143,7 @@ func serviceRanges(ctx context.Context, client kubernetes.Interface) ([]netip.Pr
 }
 
 // run serves until the context ends, and then removes the temporary addresses. It calls open when it listens.
-func (d *upDNS) run(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, open func()) (err error) {
+func (d *upDNS) run(ctx context.Context, cmd *cobra.Command, log *slog.Logger, config *rest.Config, node string, open func()) (err error) {
 	defer func() {
 		if e := d.remove(); err == nil {
 			err = e
@@ -158,7 +158,7 @@ func (d *upDNS) run(ctx context.Context, cmd *cobra.Command, log *slog.Logger, c
 	if d.temporary {
 		device = "lo"
 	}
-	return d.serve(ctx, cmd, log, config, upZone, d.listen, device, open)
+	return d.serve(ctx, cmd, log, config, node, upZone, d.listen, device, open)
 }
 
 // String is where clients find it.

@@ -20,6 +20,7 @@ import (
 	"portal/internal/instance"
 	"portal/internal/node"
 	"portal/internal/node/network"
+	"portal/internal/reports"
 	"portal/internal/server"
 )
 
@@ -126,7 +127,7 @@ func (o *upOptions) startPods(cmd *cobra.Command, log *slog.Logger, info server.
 	options.Started = func(cidrs []netip.Prefix) { started <- cidrs }
 	pods := upPods{dns: o.bridgedDNS(may)}
 	if pods.dns {
-		options.DNS = o.parts.nodeDNS(cmd, log, info.As(identity.DNS.User(machine), identity.DNS.Group()), upZone, may)
+		options.DNS = o.parts.nodeDNS(cmd, log, info.As(identity.DNS.User(machine), identity.DNS.Group()), machine, upZone, may)
 	}
 	if may.noProxy == "" {
 		options.Drained = o.running.drained
@@ -141,6 +142,7 @@ func (o *upOptions) startPods(cmd *cobra.Command, log *slog.Logger, info server.
 	if err := settings.RememberIn(filepath.Join(options.DataDir, "settings.json"), "net/ipv4/ip_forward", "net/ipv4/conf/all/send_redirects", "net/ipv6/conf/all/forwarding"); err != nil {
 		log.Warn("if this process is killed, settings that it changes for Pods will not be restored", "err", err)
 	}
+	startReport(cmd.Context(), o.parts.report, log, info.As(identity.Node.User(machine), identity.Node.Group()), machine, reports.Agent, agentReport(agent), beside)
 	beside.Go(func() {
 		err := agent.Run(cmd.Context())
 		if stopped(cmd.Context(), err) {

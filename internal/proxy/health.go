@@ -63,6 +63,13 @@ func (h *Health) Updated(families []intent.Family, now time.Time) {
 	h.waiting = time.Time{}
 }
 
+// InSync says whether no change waits for a sync.
+func (h *Health) InSync() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.updated) > 0 && h.waiting.IsZero()
+}
+
 // Healthy says whether no change has waited too long. Before the first sync there is nothing to be late with.
 func (h *Health) Healthy() bool {
 	h.mu.Lock()

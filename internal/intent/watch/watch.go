@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -73,6 +74,16 @@ func (w *Watcher) Run(ctx context.Context) {
 	wg.Wait()
 }
 
+// Revision is the newest resource version up to which a source has fed the cluster; 0 before the first list, and with an API whose versions
+// are no numbers.
+func (w *Watcher) Revision() uint64 {
+	var out uint64
+	for _, s := range w.sources {
+		out = max(out, s.fed.Load())
+	}
+	return out
+}
+
 // Status returns how each source stands.
 func (w *Watcher) Status() []Status {
 	var out []Status
@@ -94,8 +105,9 @@ type source struct {
 	mu     sync.Mutex
 	status Status
 
-	version  string // resource version up to which the cluster is fed; empty: it has to be listed
-	identity string // of the cluster that version belongs to; empty: unknown
+	fed      atomic.Uint64 // version as a number, for others to read
+	version  string        // resource version up to which the cluster is fed; empty: it has to be listed
+	identity string        // of the cluster that version belongs to; empty: unknown
 	// fresh is the version that a list must not be older than: "0" takes whatever the watch cache has, "" reads from the store.
 	fresh string
 }
@@ -271,6 +283,7 @@ func (s *source) listAll(ctx context.Context) error {
 		s.each(list, func(obj runtime.Object) { seen[s.apply(obj)] = struct{}{} })
 		if o = (metav1.ListOptions{Continue: list.GetContinue(), Limit: pageLimit}); o.Continue == "" {
 			s.version, s.identity = list.GetResourceVersion(), ""
+			s.feed()
 			select {
 			case s.identity = <-identity:
 			default: // an answer that comes later might be another cluster's
@@ -317,6 +330,7 @@ func (s *source) watchOn(ctx context.Context) error {
 				return fmt.Errorf("%w: version %s came after %s", errStartOver, m.GetResourceVersion(), s.version)
 			}
 			s.version = m.GetResourceVersion()
+			s.feed()
 		}
 	}
 	if !some && time.Since(began) < time.Second {
@@ -324,6 +338,13 @@ func (s *source) watchOn(ctx context.Context) error {
 	}
 	// A server that ended the watch in the usual way still answers; one that went away may come back as another.
 	return s.verify(ctx)
+}
+
+// feed says up to where the cluster is fed.
+func (s *source) feed() {
+	if n, err := strconv.ParseUint(s.version, 10, 64); err == nil {
+		s.fed.Store(n)
+	}
 }
 
 // watchError tells errors after which only a new list helps from those after which the watch may be tried again.
