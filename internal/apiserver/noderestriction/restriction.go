@@ -1,6 +1,6 @@
 // Package noderestriction narrows what nodes may write to what is theirs, by looking at the objects: their Node without the labels
 // and taints that attract workloads, their Lease, mirror Pods and status of their Pods, tokens of these, certificates in their
-// own name. It does the same for the balancers of machines. Whether a node may send such a request at all is decided in portal/internal/apiserver/authz/nodes.
+// own name, what their parts report. It does the same for the balancers, proxies and DNS servers of machines. Whether a node may send such a request at all is decided in portal/internal/apiserver/authz/nodes.
 package noderestriction
 
 import (
@@ -70,11 +70,15 @@ var judges = map[schema.GroupResource]judge{
 	{Group: storagev1.GroupName, Resource: "csinodes"}:                        (*Restriction).csiNode,
 	{Group: certificatesv1.GroupName, Resource: "certificatesigningrequests"}: (*Restriction).certificate,
 	{Group: certificatesv1.GroupName, Resource: "podcertificaterequests"}:     (*Restriction).podCertificate,
+	nodeReports: (*Restriction).report,
 }
 
 // Admit changes nothing: it runs among those that do so that a node learns first that an object is none of its business.
 func (r *Restriction) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if err := balancer(a); err != nil {
+		return err
+	}
+	if err := part(a); err != nil {
 		return err
 	}
 	node, ok := nodes.Identify(a.GetUserInfo())

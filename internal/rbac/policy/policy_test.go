@@ -22,6 +22,7 @@ func TestDocument(t *testing.T) {
 		namespace, name string
 		rules           []rbacv1.PolicyRule
 		who             []string
+		labels          map[string]string
 	}
 	var all []*named
 	find := func(namespace, name string) *named {
@@ -33,7 +34,7 @@ func TestDocument(t *testing.T) {
 		return all[i]
 	}
 	for _, r := range p.ClusterRoles {
-		find("", r.Name).rules = r.Rules
+		find("", r.Name).rules, find("", r.Name).labels = r.Rules, r.Labels
 	}
 	for _, r := range p.Roles {
 		find(r.Namespace, r.Name).rules = r.Rules
@@ -61,6 +62,8 @@ func TestDocument(t *testing.T) {
 		switch {
 		case r.name == identity.MachineLB || r.name == identity.LBCertificates:
 			r.who = append(r.who, "nobody by default")
+		case r.labels[rbacv1.GroupName+"/aggregate-to-view"] == "true":
+			r.who = append(r.who, "who has `view`")
 		case len(r.who) == 0:
 			t.Errorf("nobody has the role %s", r.name)
 		}

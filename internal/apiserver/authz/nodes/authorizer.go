@@ -19,6 +19,7 @@ import (
 
 	"portal/internal/csr"
 	"portal/internal/rbac"
+	"portal/internal/reports"
 )
 
 // Identify says whether a user is a node, and which.
@@ -96,6 +97,7 @@ var resources = map[schema.GroupResource]func(*Graph, string, authorizer.Attribu
 	{Group: "storage.k8s.io", Resource: "volumeattachments"}:              unrelated,
 	{Group: coordinationv1.GroupName, Resource: "leases"}:                 ownLease,
 	{Group: certificatesv1.GroupName, Resource: "podcertificaterequests"}: podCertificateRequests,
+	{Group: reports.Group, Resource: reports.Resource}:                    ownReports,
 }
 
 func needed(g *Graph, node string, kind Kind, a authorizer.Attributes) string {
@@ -215,6 +217,17 @@ func ownCSINode(_ *Graph, node string, a authorizer.Attributes) string {
 	}
 	if a.GetVerb() != "create" && a.GetName() != node {
 		return "a node's CSINode has the node's name"
+	}
+	return ""
+}
+
+// ownReports lets a node write what its parts report.
+func ownReports(_ *Graph, node string, a authorizer.Attributes) string {
+	if !oneOf(a.GetVerb(), "get", "create", "update") || a.GetSubresource() != "" {
+		return "a node gets, creates and updates its own NodeReports only"
+	}
+	if of, _, ok := reports.SplitName(a.GetName()); a.GetVerb() != "create" && (!ok || of != node) {
+		return "a node's NodeReports are named after it"
 	}
 	return ""
 }
