@@ -8,6 +8,7 @@ import (
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"portal/internal/controllers/account"
@@ -21,6 +22,7 @@ import (
 	"portal/internal/controllers/disruption"
 	"portal/internal/controllers/endpoints"
 	"portal/internal/controllers/endpointslice"
+	"portal/internal/controllers/findings"
 	"portal/internal/controllers/garbage"
 	"portal/internal/controllers/job"
 	"portal/internal/controllers/jobttl"
@@ -87,6 +89,7 @@ var registry = []struct {
 	{jobttl.Name, newJobTTL},
 	{scheduling.Name, newScheduler},
 	{clusterdns.Name, newClusterDNS},
+	{findings.Name, newFindings},
 }
 
 // accounts are the service accounts in kube-system that controllers write as: those of Kubernetes' controllers with the same
@@ -124,6 +127,7 @@ var accounts = map[string]string{
 	jobttl.Name:                "ttl-after-finished-controller",
 	scheduling.Name:            "kube-scheduler",
 	clusterdns.Name:            "cluster-dns-controller",
+	findings.Name:              "findings-controller",
 }
 
 // Names are those of the controllers that there are.
@@ -372,6 +376,12 @@ func newScheduler(s *shared) (runner, error) {
 func newClusterDNS(s *shared) (runner, error) {
 	return clusterdns.New(clusterdns.Deps{
 		Client: s.as(clusterdns.Name).client, Nodes: s.nodes(), Services: s.services(), Slices: s.slices(), Ranges: s.cfg.ServiceCIDRs, Clock: s.cfg.Clock,
+	})
+}
+
+func newFindings(s *shared) (runner, error) {
+	return findings.New(findings.Deps{
+		Client: s.as(findings.Name).client, Clock: s.cfg.Clock, Watched: []cache.SharedIndexInformer{s.services(), s.slices(), s.pods(), s.nodes()},
 	})
 }
 

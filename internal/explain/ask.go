@@ -95,6 +95,7 @@ func (a *asking) take(r Ref) {
 // everywhereCodes are findings about nodes and parts that all Services depend on.
 var everywhereCodes = []string{
 	"proxy-unreachable", "proxy-unhealthy", "proxy-not-synced", "proxy-failing", "proxy-foreign", "proxy-drift", "conntrack-full", "host-setting",
+	"proxy-degraded", "proxy-behind", "dns-failing", "dns-behind", "agent-failing",
 	"dns-no-service", "dns-no-endpoints", "dns-unreachable", "clock-skew", "node-network",
 }
 

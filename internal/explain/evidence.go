@@ -11,6 +11,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"portal/internal/nodereport"
+	"portal/internal/reports"
 )
 
 // Evidence is all that was read, at one time.
@@ -45,6 +46,8 @@ type Evidence struct {
 
 	// Nodes' own reports, by the nodes' names.
 	Reports map[string]*NodeReport
+	// Parts are what the parts of nodes say about themselves in the API.
+	Parts []reports.Report
 
 	// Unseen are resources that could not be read, with the reason: nothing follows from their absence.
 	Unseen map[string]string

@@ -101,7 +101,7 @@ type Check func(*View) []Finding
 var checks = []Check{
 	checkSelectors, checkPods, checkTargetPorts, checkListeners, checkSlices, checkHandMade, checkEndpointAddresses, checkControllers,
 	checkPolicies, checkExternalIPs, checkBalancers, checkExternalNames, checkHeadless, checkStatefulSets,
-	checkNodes, checkProxies, checkServedByProxy, checkReach, checkLookups, checkHosts, checkDNS, checkPodDNS, checkClaims, checkRanges, checkIngresses, checkCertificates,
+	checkNodes, checkProxies, checkParts, checkServedByProxy, checkReach, checkLookups, checkHosts, checkDNS, checkPodDNS, checkClaims, checkRanges, checkIngresses, checkCertificates,
 }
 
 // consequences says which findings follow from which, if both are about the same object: the cause is listed, and the rest is not.
@@ -124,7 +124,9 @@ var consequences = map[string][]string{
 	"port-not-listening":     {"endpoint-unreachable", "service-unreachable", "readiness-port"},
 	"target-port-name":       {"slice-port", "port-not-listening"},
 	"port-protocol":          {"port-not-listening"},
-	"proxy-unreachable":      {"proxy-stale"},
+	"proxy-unreachable":      {"proxy-stale", "proxy-behind"},
+	"proxy-failing":          {"proxy-unhealthy"},
+	"proxy-degraded":         {"proxy-unhealthy"},
 	"proxy-not-synced":       {"proxy-stale", "frontend-missing"},
 	"frontend-refused":       {"endpoint-unreachable", "service-unreachable", "frontend-missing", "proxy-failing"},
 	"service-proxy-name":     {"frontend-missing"},

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"portal/internal/clusterdns"
+	"portal/internal/reports"
 )
 
 // Status is one look at a cluster.
@@ -95,7 +97,13 @@ func Summary(v *View) Status {
 			running[p.Spec.NodeName]++
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(v.nodes)) {
+	names := maps.Clone(v.nodes)
+	for i := range v.Parts {
+		if _, known := names[v.Parts[i].Node]; !known && !v.sees("nodes") {
+			names[v.Parts[i].Node] = nil // that it is there is all that can be known
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
 		out.Nodes = append(out.Nodes, v.nodeStatus(name, running[name]))
 	}
 	for i := range v.Certificates {
@@ -124,14 +132,26 @@ func joined(addr string, port int32) string {
 
 func (v *View) nodeStatus(name string, pods int) NodeStatus {
 	n := v.nodes[name]
-	out := NodeStatus{Name: name, Ready: nodeReady(n), DNS: len(clusterdns.Announced(n)) > 0, Pods: pods, Proxy: "unknown"}
+	out := NodeStatus{Name: name, DNS: v.partOn(name, reports.DNS) != nil, Pods: pods, Proxy: "unknown"}
+	if n != nil {
+		out.Ready, out.DNS = nodeReady(n), out.DNS || len(clusterdns.Announced(n)) > 0
+	}
 	for i := range v.Leases {
 		if l := &v.Leases[i]; l.Namespace == "kube-node-lease" && l.Name == name && l.Spec.RenewTime != nil {
 			out.Heartbeat = since(l.Spec.RenewTime.Time)
 		}
 	}
 	r := v.Reports[name]
+	part := v.partOn(name, reports.Proxy)
 	switch {
+	case (r == nil || r.Unsupported) && part != nil:
+		out.Proxy, out.InSync = cmp.Or(part.Status.Mode, "unknown"), part.Status.State == reports.Running || part.Status.State == reports.Degraded
+		if s := part.Status.Synced; s != nil {
+			out.LastSync = since(s.Time.Time)
+		}
+		if c := part.Status.Conntrack; c != nil {
+			out.Conntrack = &c.Percent
+		}
 	case r == nil:
 	case r.Report != nil && r.Proxy != nil:
 		p := r.Proxy

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -23,12 +24,15 @@ import (
 // askedAtOnce is how many nodes are asked at the same time.
 const askedAtOnce = 32
 
-// nodes asks every node for its report, through the API server.
+// nodes asks nodes for their state, through the API server.
 func (g *gatherer) nodes(ctx context.Context) {
 	slots := make(chan struct{}, askedAtOnce)
 	var all sync.WaitGroup
-	for i := range g.out.Nodes {
-		name := g.out.Nodes[i].Name
+	names, left := g.asked()
+	if left > 0 {
+		g.out.Unseen["state"] = fmt.Sprintf("%d nodes were not asked for details: they report that all is well", left)
+	}
+	for _, name := range names {
 		slots <- struct{}{}
 		all.Go(func() {
 			defer func() { <-slots }()
