@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"portal/test/harness"
+)
+
+// cluster is the server and what is in it.
+type cluster struct {
+	options
+	api     *harness.API
+	config  *rest.Config
+	client  *kubernetes.Clientset
+	changes atomic.Int64 // of endpoints
+}
+
+const (
+	namespaces = 20
+	atOnce     = 24 // requests
+)
+
+func newCluster(api *harness.API, o options) (*cluster, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
+	proto := rest.CopyConfig(config)
+	proto.ContentType, proto.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	client, err := kubernetes.NewForConfig(proto)
+	return &cluster{options: o, api: api, config: config, client: client}, err
+}
+
+func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
+
+func namespaceOf(service int) string { return fmt.Sprintf("team-%d", service%namespaces) }
+
+func serviceName(i int) string { return fmt.Sprintf("svc-%05d", i) }
+
+// fill makes nodes, Services and ready Pods; the server's controllers make the slices.
+func (c *cluster) fill(ctx context.Context) error {
+	for i := range namespaces {
+		if _, err := c.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespaceOf(i)}}, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+	}
+	if err := each(ctx, c.nodes, c.makeNode); err != nil {
+		return err
+	}
+	if err := each(ctx, c.services, c.makeService); err != nil {
+		return err
+	}
+	if err := each(ctx, c.services*c.pods, c.makePod); err != nil {
+		return err
+	}
+	for end := time.Now().Add(5 * time.Minute); ; {
+		ready, err := c.ready(ctx)
+		if err != nil || ready == c.services*c.pods {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%d of %d endpoints are ready", ready, c.services*c.pods)
+		}
+		if !wait(ctx, time.Second) {
+			return ctx.Err()
+		}
+	}
+}
+
+// ready counts ready endpoints.
+func (c *cluster) ready(ctx context.Context) (n int, err error) {
+	list, err := c.client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{ResourceVersion: "0", LabelSelector: "bench=reports"})
+	if err != nil {
+		return 0, err
+	}
+	for i := range list.Items {
+		for _, e := range list.Items[i].Endpoints {
+			if e.Conditions.Ready != nil && *e.Conditions.Ready {
+				n++
+			}
+		}
+	}
+	return n, nil
+}
+
+// each calls a function for the numbers below n, several at a time.
+func each(ctx context.Context, n int, f func(context.Context, int) error) error {
+	var next atomic.Int64
+	var all sync.WaitGroup
+	errs := make([]error, atOnce)
+	for w := range atOnce {
+		all.Go(func() {
+			for ctx.Err() == nil && errs[w] == nil {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				errs[w] = f(ctx, i)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(append(errs, ctx.Err())...)
+}
+
+func (c *cluster) makeNode(ctx context.Context, i int) error {
+	node, err := c.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)}}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	node.Status.Conditions = []corev1.NodeCondition{{
+		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "NodeReady", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
+	}}
+	if _, err = c.client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
+		return err
+	}
+	return renew(ctx, c.client, nodeName(i))
+}
+
+func (c *cluster) makeService(ctx context.Context, i int) error {
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: serviceName(i), Labels: map[string]string{"bench": "reports"}},
+		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": serviceName(i)}, Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
+	}
+	_, err := c.client.CoreV1().Services(namespaceOf(i)).Create(ctx, svc, metav1.CreateOptions{})
+	return err
+}
+
+func (c *cluster) makePod(ctx context.Context, i int) error {
+	service := i / c.pods
+	pods := c.client.CoreV1().Pods(namespaceOf(service))
+	pod, err := pods.Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", serviceName(service), i%c.pods), Labels: map[string]string{"app": serviceName(service)}},
+		Spec: corev1.PodSpec{NodeName: nodeName(i % c.nodes), Containers: []corev1.Container{{
+			Name: "web", Image: "example/web:1", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 80}},
+		}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	ip := netip.AddrFrom4([4]byte{10, 128 + byte(i>>16), byte(i >> 8), byte(i)}).String()
+	now := metav1.Now()
+	pod.Status = corev1.PodStatus{
+		Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}, StartTime: &now,
+		Conditions: []corev1.PodCondition{
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: now}, {Type: corev1.ContainersReady, Status: corev1.ConditionTrue, LastTransitionTime: now},
+			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: now}, {Type: corev1.PodInitialized, Status: corev1.ConditionTrue, LastTransitionTime: now},
+		},
+		ContainerStatuses: []corev1.ContainerStatus{{Name: "web", Image: "example/web:1", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}}}},
+	}
+	_, err = pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	return err
+}
+
+// change changes the endpoints of a Service that has no selector: nothing else in the cluster is touched.
+func (c *cluster) change(ctx context.Context, i int) error {
+	ready, port, protocol := true, int32(80), corev1.ProtocolTCP
+	slices := c.client.DiscoveryV1().EndpointSlices("default")
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: fmt.Sprintf("churn-%d", i%100), Labels: map[string]string{"bench": "churn"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port, Protocol: &protocol}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.200.%d.%d", i/250%250, i%250+1)}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+	}
+	c.changes.Add(1)
+	if i < 100 {
+		_, err := slices.Create(ctx, slice, metav1.CreateOptions{})
+		return err
+	}
+	_, err := slices.Update(ctx, slice, metav1.UpdateOptions{})
+	return err
+}

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"portal/internal/reports"
+	"portal/internal/reports/publish"
+)
+
+// nodes are the simulated ones.
+type nodes struct {
+	c                *cluster
+	cancel           context.CancelFunc
+	running          sync.WaitGroup
+	writes, renewals atomic.Int64
+	failed           atomic.Int64
+}
+
+var parts = []string{reports.Proxy, reports.DNS, reports.Agent}
+
+// startNodes has every node watch what a proxy watches, renew its Lease, and publish the reports of its parts; and endpoints change.
+func startNodes(ctx context.Context, c *cluster) *nodes {
+	ctx, cancel := context.WithCancel(ctx)
+	n := &nodes{c: c, cancel: cancel}
+	for i := range c.nodes {
+		for _, path := range []string{"/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"} {
+			n.running.Go(func() { n.watch(ctx, path) })
+		}
+		n.running.Go(func() { n.keepLease(ctx, nodeName(i)) })
+		for _, part := range parts {
+			n.running.Go(func() { n.publish(ctx, nodeName(i), part) })
+		}
+	}
+	n.running.Go(func() {
+		for i := 0; wait(ctx, time.Duration(float64(time.Second)/c.churn)); i++ {
+			if err := c.change(ctx, i); err != nil && ctx.Err() == nil {
+				n.failed.Add(1)
+			}
+		}
+	})
+	return n
+}
+
+func (n *nodes) stop() {
+	n.cancel()
+	n.running.Wait()
+	if failed := n.failed.Swap(0); failed > 0 {
+		fmt.Printf("%d requests of nodes failed\n", failed)
+	}
+}
+
+// watch follows a resource as a proxy does, and drops what it gets.
+func (n *nodes) watch(ctx context.Context, path string) {
+	for wait(ctx, rand.N(5*time.Second)) {
+		stream, err := n.c.client.CoreV1().RESTClient().Get().AbsPath(path).Param("watch", "true").Param("allowWatchBookmarks", "true").
+			Param("resourceVersion", n.c.version()).SetHeader("Accept", "application/vnd.kubernetes.protobuf;stream=watch").Stream(ctx)
+		if err != nil {
+			if ctx.Err() == nil {
+				n.failed.Add(1)
+			}
+			continue
+		}
+		_, _ = io.Copy(io.Discard, stream) // until the server ends it
+		_ = stream.Close()
+	}
+}
+
+// version is one to watch from: what there is was listed.
+func (c *cluster) version() string {
+	list, err := c.client.CoreV1().Services("default").List(context.Background(), metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		return ""
+	}
+	return list.ResourceVersion
+}
+
+const leaseInterval = 10 * time.Second
+
+func (n *nodes) keepLease(ctx context.Context, name string) {
+	for d := rand.N(leaseInterval); wait(ctx, d); d = leaseInterval {
+		if err := renew(ctx, n.c.client, name); err != nil && ctx.Err() == nil {
+			n.failed.Add(1)
+			continue
+		}
+		n.renewals.Add(1)
+	}
+}
+
+// renew renews a node's Lease as nodes do: it is read and written.
+func renew(ctx context.Context, client kubernetes.Interface, name string) error {
+	leases := client.CoordinationV1().Leases("kube-node-lease")
+	now, seconds := metav1.NewMicroTime(time.Now()), int32(40)
+	lease, err := leases.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		_, err = leases.Create(ctx, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: &seconds, RenewTime: &now},
+		}, metav1.CreateOptions{})
+		return err
+	}
+	lease.Spec.RenewTime = &now
+	_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
+	return err
+}
+
+// publish reports as a part does: its revision moves on with each change, and once in an hour it has trouble for a minute.
+func (n *nodes) publish(ctx context.Context, node, part string) {
+	trouble := time.Now().Add(rand.N(time.Hour))
+	p, err := publish.New(publish.Options{
+		Config: n.c.config, Node: node, Part: part, Version: "bench", Log: slog.New(slog.DiscardHandler), Wrote: func(*reports.Report) { n.writes.Add(1) },
+		Status: func() reports.Status {
+			now := time.Now()
+			if now.After(trouble.Add(time.Minute)) {
+				trouble = now.Add(rand.N(time.Hour))
+			}
+			return status(n.c.changes.Load(), now.After(trouble))
+		},
+	})
+	if err != nil {
+		n.failed.Add(1)
+		return
+	}
+	p.Run(ctx)
+}
+
+func status(revision int64, trouble bool) reports.Status {
+	services, now := 10000, metav1.NewTime(time.Now().Truncate(time.Second))
+	s := reports.Status{
+		State: reports.Running, Mode: "nftables", Services: &services, Limits: []string{"node ports are not served at loopback addresses"},
+		Synced: &reports.Synced{Revision: fmt.Sprint(revision), Time: now}, Conntrack: &reports.Conntrack{Count: int(revision) % 1000, Max: 262144},
+	}
+	if trouble {
+		s.State, s.Message = reports.Failing, "can't program the kernel: no buffer space available"
+		s.LastError = &reports.Error{Message: "no buffer space available", Time: now}
+	}
+	return s
+}
+
+// reported waits until all parts have reported.
+func (n *nodes) reported(ctx context.Context) error {
+	want := int64(n.c.nodes * len(parts))
+	for end := time.Now().Add(5 * time.Minute); n.writes.Load() < want; {
+		if time.Now().After(end) {
+			return fmt.Errorf("%d of %d reports were written", n.writes.Load(), want)
+		}
+		if !wait(ctx, time.Second) {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// costOfWrite is what one update of a report costs the server, while nothing else goes on but what it does anyway.
+func (c *cluster) costOfWrite(ctx context.Context) (time.Duration, error) {
+	idle, err := c.cpu()
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	if !wait(ctx, 10*time.Second) {
+		return 0, ctx.Err()
+	}
+	start, err := c.cpu()
+	if err != nil {
+		return 0, err
+	}
+	background := (start - idle).Seconds() / time.Since(began).Seconds()
+	began = time.Now()
+	err = each(ctx, calibration, func(ctx context.Context, i int) error { return c.rewrite(ctx, nodeName(i%c.nodes), i) })
+	if err != nil {
+		return 0, err
+	}
+	end, err := c.cpu()
+	spent := (end - start).Seconds() - background*time.Since(began).Seconds()
+	return time.Duration(spent / calibration * float64(time.Second)), err
+}
+
+// rewrite replaces a report. The read that it begins with makes a write look dearer than a publisher's, which knows what it wrote.
+func (c *cluster) rewrite(ctx context.Context, node string, i int) error {
+	api := c.client.CoreV1().RESTClient()
+	path := reports.APIPath + "/" + reports.Name(node, reports.Proxy)
+	data, err := api.Get().AbsPath(path).SetHeader("Accept", "application/json").Do(ctx).Raw()
+	if err != nil {
+		return err
+	}
+	r, err := reports.Parse(data)
+	if err != nil {
+		return err
+	}
+	r.Status.Synced = &reports.Synced{Revision: fmt.Sprint(i), Time: metav1.NewTime(time.Now().Truncate(time.Second))}
+	r.Status.Updated = r.Status.Synced.Time
+	if data, err = json.Marshal(r); err != nil {
+		return err
+	}
+	return api.Put().AbsPath(path).SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").Body(data).Do(ctx).Error()
+}
