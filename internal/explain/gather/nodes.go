@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
 	"portal/internal/explain"
@@ -54,7 +55,8 @@ func (g *gatherer) node(ctx context.Context, name string) (out *explain.NodeRepo
 	defer cancel()
 	out = &explain.NodeReport{Asked: true}
 	before := time.Now()
-	request := g.client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix(nodereport.Path).Timeout(g.NodeTimeout)
+	request := g.client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix(nodereport.Path).
+		SetHeader("Accept", runtime.ContentTypeJSON).Timeout(g.NodeTimeout)
 	if g.Service != "" {
 		request = request.Param("service", g.Service)
 	}
@@ -97,7 +99,8 @@ func skew(before, after, there time.Time) time.Duration {
 
 // health asks the proxy's own port, which every service proxy has.
 func (g *gatherer) health(ctx context.Context, name string, out *explain.NodeReport) {
-	request := g.client.CoreV1().RESTClient().Get().Resource("nodes").Name("http:" + name + ":10256").SubResource("proxy").Suffix("healthz")
+	request := g.client.CoreV1().RESTClient().Get().Resource("nodes").Name("http:"+name+":10256").SubResource("proxy").Suffix("healthz").
+		SetHeader("Accept", runtime.ContentTypeJSON) // the API server's own errors are told apart below
 	ctx, cancel := context.WithTimeout(ctx, g.NodeTimeout)
 	defer cancel()
 	result := request.Do(ctx)
