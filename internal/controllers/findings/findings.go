@@ -25,8 +25,9 @@ const Name = "findings"
 const (
 	// interval is how often the cluster is looked at while it changes, and idleInterval while it does not: reports of nodes change by themselves.
 	interval, idleInterval = 30 * time.Second, 5 * time.Minute
-	// restFactor is how much longer than a look the time after it is: at most half a percent of a processor goes there.
+	// restFactor is how much longer than a look the time after it is, up to maxRest: about half a percent of a processor goes there.
 	restFactor = 200
+	maxRest    = 15 * time.Minute
 	// lookTimeout bounds one look.
 	lookTimeout = 2 * time.Minute
 )
@@ -97,7 +98,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		if err := c.step(ctx); err != nil && ctx.Err() == nil {
 			log.V(1).Info("the cluster could not be looked at, retrying", "err", err)
 		}
-		wait = max(interval, restFactor*c.Clock.Since(began))
+		wait = min(max(interval, restFactor*c.Clock.Since(began)), maxRest)
 	}
 }
 
