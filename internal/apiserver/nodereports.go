@@ -9,6 +9,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"portal/internal/ensure"
 	"portal/internal/reports"
 )
 
@@ -17,6 +18,11 @@ const (
 	// definitionRevision is the annotation that numbers the definition's revisions: a server replaces older ones.
 	definitionRevision = "portal.dev/definition"
 )
+
+// nodeReports is the definition of NodeReports. It is no reason to wait for before the server is ready.
+func (s *Server) nodeReports() ensure.Object {
+	return ensure.Object{Name: "customresourcedefinition " + reports.DefinitionName, Ensure: s.ensureNodeReports}
+}
 
 // ensureNodeReports keeps the definition of NodeReports. One that an administrator has changed stays, until there is a newer one.
 func (s *Server) ensureNodeReports(ctx context.Context) error {

@@ -119,6 +119,7 @@ func (s *Server) afterReady(ctx context.Context, fail context.CancelCauseFunc, h
 	group.Go(func() { s.loop.Run(ctx) })
 	group.Go(func() { s.aggregator.Run(ctx) })
 	group.Go(func() { ensure.New(s.reportSystem, endpointsOf(members)...).Run(ctx) })
+	group.Go(func() { ensure.New(s.reportSystem, s.nodeReports()).Run(ctx) })
 	group.Go(func() {
 		if err := hooks.Work(ctx); err != nil && ctx.Err() == nil {
 			fail(err)

@@ -28,7 +28,6 @@ import (
 	"portal/internal/bootstrap"
 	"portal/internal/ensure"
 	"portal/internal/identity"
-	"portal/internal/reports"
 )
 
 // systemNamespaces exist in every cluster.
@@ -77,7 +76,6 @@ func (s *Server) system() []ensure.Object {
 			return core.ConfigMaps(metav1.NamespacePublic).Watch(ctx, named(bootstrap.ClusterInfo))
 		},
 	}}
-	objects = append(objects, ensure.Object{Name: "customresourcedefinition " + reports.DefinitionName, Ensure: s.ensureNodeReports})
 	for i, class := range priorityclass.System() {
 		object := ensure.Object{Name: "priorityclass " + class.Name, Ensure: func(ctx context.Context) error { return s.ensurePriorityClass(ctx, class) }}
 		if i == 0 { // one watch for all of them
