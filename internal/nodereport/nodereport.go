@@ -4,6 +4,7 @@ package nodereport
 
 import (
 	"encoding/hex"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -28,6 +29,11 @@ type Report struct {
 	// Dials and Lookup are attempts to connect to one Service, and to use DNS, if the report was asked for with them.
 	Dials  []Dial  `json:"dials,omitempty"`
 	Lookup *Lookup `json:"lookup,omitempty"`
+	// Tries are attempts to connect to addresses that the request named, and Alias one to use the target of an alias.
+	Tries []Dial `json:"tries,omitempty"`
+	Alias *Alias `json:"alias,omitempty"`
+	// Links are the machine's interfaces that have addresses.
+	Links []Link `json:"links,omitempty"`
 	// Listening has the sockets of each Pod that could be looked at, by the Pod's UID.
 	Listening map[string][]Socket `json:"listening,omitempty"`
 }
@@ -43,6 +49,34 @@ type Socket struct {
 	Protocol string     `json:"protocol"`
 	Address  netip.Addr `json:"address"`
 	Port     uint16     `json:"port"`
+}
+
+// Link is an interface that is up and has addresses.
+type Link struct {
+	Name      string       `json:"name"`
+	MTU       int          `json:"mtu"`
+	Addresses []netip.Addr `json:"addresses"`
+}
+
+// Links reads the interfaces of this network namespace, without the loopback one.
+func Links() (out []Link) {
+	all, _ := net.Interfaces() // without them nothing is said about them
+	for i := range all {
+		if all[i].Flags&net.FlagUp == 0 || all[i].Flags&net.FlagLoopback != 0 {
+			continue
+		}
+		link := Link{Name: all[i].Name, MTU: all[i].MTU}
+		addrs, _ := all[i].Addrs()
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && !p.Addr().IsLinkLocalUnicast() {
+				link.Addresses = append(link.Addresses, p.Addr())
+			}
+		}
+		if len(link.Addresses) > 0 {
+			out = append(out, link)
+		}
+	}
+	return out
 }
 
 // Conntrack reads how full this network namespace's table of connections is.

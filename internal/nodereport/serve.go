@@ -1,12 +1,14 @@
 package nodereport
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"portal/internal/clusterdns"
@@ -28,7 +30,7 @@ type Source struct {
 }
 
 // ServeHTTP answers with the report. ?service=NAMESPACE/NAME limits the proxy's part to one Service; &probe=true connects to it from
-// here, and asks DNS for a name.
+// here, and asks DNS for a name; with it, dial, alias, as and port are what Wish has.
 func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var only *intent.Key
 	if text := r.URL.Query().Get("service"); text != "" {
@@ -39,21 +41,42 @@ func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		only = &intent.Key{Namespace: namespace, Name: name}
 	}
+	further, err := wish(r.URL.Query())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
 	out := s.Report(only)
 	if p := s.Proxy(); p != nil && r.URL.Query().Get("probe") == "true" {
-		out.Lookup = lookup(r.Context(), p.State(&intent.Key{Namespace: "kube-system", Name: clusterdns.ServiceName}), s.Zone)
-		if only != nil {
-			out.Dials = dials(r.Context(), out.Proxy)
-		}
+		s.try(r.Context(), out, p, only != nil, further)
 	}
 	out.Time = time.Now() // when it is sent: clocks are compared
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(out) // a client that has gone needs no answer
 }
 
+// try sends packets, all at the same time, as whoever asks waits.
+func (s Source) try(ctx context.Context, out *Report, p *proxy.Proxy, limited bool, further Wish) {
+	names := p.State(&intent.Key{Namespace: "kube-system", Name: clusterdns.ServiceName})
+	var all sync.WaitGroup
+	all.Go(func() { out.Lookup = lookup(ctx, names, s.Zone) })
+	if limited {
+		all.Go(func() { out.Dials = dials(ctx, out.Proxy) })
+	}
+	out.Tries = make([]Dial, len(further.Dial))
+	for i, to := range further.Dial {
+		all.Go(func() { out.Tries[i] = Dial{To: to, Error: dial(ctx, to)} })
+	}
+	if further.Alias != "" {
+		out.Alias = &Alias{Name: further.Alias, As: further.As}
+		all.Go(func() { alias(ctx, names, out.Alias, further.Ports) })
+	}
+	all.Wait()
+}
+
 // Report is the report of this moment.
 func (s Source) Report(only *intent.Key) *Report {
-	out := &Report{Node: s.Node, ProxyNote: s.NoProxy, Conntrack: Conntrack(), Listening: map[string][]Socket{}}
+	out := &Report{Node: s.Node, ProxyNote: s.NoProxy, Conntrack: Conntrack(), Links: Links(), Listening: map[string][]Socket{}}
 	if p := s.Proxy(); p != nil {
 		out.Proxy = p.State(only)
 	}
