@@ -96,22 +96,40 @@ func (p *Proxy) anyClusterIP(family intent.Family) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// findForeign looks once for rules that another proxy left: they answer beside ours, as of when it ended.
+// foreignInterval is how often rules that another proxy left are looked for again, as long as there are some.
+const foreignInterval = 15 * time.Second
+
+// findForeign looks for rules that another proxy left: they answer beside ours, as of when it ended. It looks again until they are gone.
 func (p *Proxy) findForeign(ctx context.Context) {
-	found, err := p.Foreign(ctx)
-	if ctx.Err() != nil {
-		return
+	for last := -1; ; {
+		found, err := p.Foreign(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			p.Log.Warn("could not look for rules of another proxy", "err", err)
+		}
+		total := 0
+		for _, l := range found {
+			total += l.Count
+		}
+		if total != last {
+			for _, l := range found {
+				p.Log.Warn("found rules of kube-proxy, which may answer before Portal's", "found", l.String(), "fix", "stop kube-proxy and run portal proxy --cleanup-foreign")
+			}
+		}
+		last = total
+		p.metrics.foreign.Set(float64(total))
+		p.mu.Lock()
+		p.status.Foreign = found
+		p.mu.Unlock()
+		if total == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(foreignInterval):
+		}
 	}
-	if err != nil {
-		p.Log.Warn("could not look for rules of another proxy", "err", err)
-	}
-	total := 0
-	for _, l := range found {
-		total += l.Count
-		p.Log.Warn("found rules of kube-proxy, which may answer before Portal's", "found", l.String(), "fix", "stop kube-proxy and run portal proxy --cleanup-foreign")
-	}
-	p.metrics.foreign.Set(float64(total))
-	p.mu.Lock()
-	p.status.Foreign = found
-	p.mu.Unlock()
 }

@@ -74,7 +74,7 @@ type State struct {
 	// Problems are settings and missing routes of this machine because of which packets to Services are lost.
 	Problems []hostnet.Problem `json:"problems,omitempty"`
 
-	// Foreign is what another proxy left in the kernel, as found at the start.
+	// Foreign is what another proxy left in the kernel: what was found at the start, until it is gone.
 	Foreign []foreign.Leftover `json:"foreign,omitempty"`
 	// Notes are what of Services is not served as they ask.
 	Notes []NoteState `json:"notes,omitempty"`
