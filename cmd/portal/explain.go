@@ -106,9 +106,7 @@ func (o *explainOptions) run(cmd *cobra.Command, args []string) error {
 		return usageError{err}
 	}
 	options := gather.Options{Zone: strings.Trim(o.zone, "."), Namespace: o.namespace, SkipNodes: !o.nodes, Probe: o.probe}
-	if q.Kind == "service" {
-		options.Service = q.Namespace + "/" + q.Name
-	}
+	options.Focus = func(e *explain.Evidence) explain.Focus { return explain.FocusOn(e, q) }
 	if q.Namespace != "" {
 		options.Namespace = q.Namespace
 	}

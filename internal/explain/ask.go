@@ -7,9 +7,11 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"portal/internal/lb/compile"
 )
 
 // Question is what somebody wants to know. The zero value asks about everything.
@@ -96,7 +98,7 @@ func (a *asking) take(r Ref) {
 var everywhereCodes = []string{
 	"proxy-unreachable", "proxy-unhealthy", "proxy-not-synced", "proxy-failing", "proxy-foreign", "proxy-drift", "conntrack-full", "host-setting",
 	"proxy-degraded", "proxy-behind", "dns-failing", "dns-behind", "agent-failing",
-	"dns-no-service", "dns-no-endpoints", "dns-unreachable", "clock-skew", "node-network",
+	"dns-no-service", "dns-no-endpoints", "dns-unreachable", "clock-skew", "node-network", "mtu", "node-address-conflict", "range-overlap",
 }
 
 // takeShared adds what everybody suffers from: as long as nothing is wrong with the object itself, that may be it.
@@ -157,7 +159,20 @@ func (a *asking) service(k Key) {
 	}
 	a.serviceFacts(s)
 	a.take(s.ref())
+	a.behindAlias(s)
 	a.takeShared()
+}
+
+// behindAlias adds what is wrong with the Services that an alias leads to.
+func (a *asking) behindAlias(s *Service) {
+	for range 5 {
+		k, ok := a.inCluster(strings.TrimSuffix(s.Spec.ExternalName, "."))
+		if s.Spec.Type != corev1.ServiceTypeExternalName || !ok || a.services[k] == nil {
+			return
+		}
+		s = a.services[k]
+		a.take(s.ref())
+	}
 }
 
 // missing: there is no such object.
@@ -331,16 +346,42 @@ func (a *asking) ingress(k Key) {
 				a.take(s.ref())
 			}
 		}
-		if len(a.found) == 0 && len(in.Status.LoadBalancer.Ingress) == 0 && a.Now.Sub(in.CreationTimestamp.Time) > time.Minute {
+		if entry := a.entry(in); entry != nil {
+			a.take(entry.ref())
+		}
+		if len(a.found) == 0 && len(in.Status.LoadBalancer.Ingress) == 0 && a.Now.Sub(in.CreationTimestamp.Time) > 2*settle {
 			a.found = append(a.found, Finding{
 				Code: "ingress-pending", Severity: Degraded, Sure: Likely, Object: ingressRef(in), Field: "status.loadBalancer", Since: since(in.CreationTimestamp.Time),
-				Verdict: fmt.Sprintf("%s has no address: no controller of its IngressClass runs", ingressRef(in)), Fix: []string{kubectl("", "get ingressclasses")},
+				Verdict: fmt.Sprintf("%s has no address: no controller serves its IngressClass%s", ingressRef(in), a.classText(in)), Fix: []string{kubectl("", "get ingressclasses")},
 			})
 		}
 		a.takeShared()
 		return
 	}
 	a.missing("Ingress", k)
+}
+
+// classText names the class of an Ingress and its controller.
+func (a *asking) classText(in *networkingv1.Ingress) string {
+	for i := range a.IngressClasses {
+		if c := &a.IngressClasses[i]; in.Spec.IngressClassName != nil && c.Name == *in.Spec.IngressClassName {
+			return fmt.Sprintf(" %s (spec.controller %s)", c.Name, c.Spec.Controller)
+		}
+	}
+	return ""
+}
+
+// entry is the Service through which Portal's load balancers serve an Ingress, nil if others do.
+func (a *asking) entry(in *networkingv1.Ingress) *Service {
+	classes := make([]*networkingv1.IngressClass, len(a.IngressClasses))
+	for i := range a.IngressClasses {
+		classes[i] = &a.IngressClasses[i]
+	}
+	if len(compile.Served([]*networkingv1.Ingress{in}, classes)) == 0 {
+		return nil
+	}
+	namespace, name, _ := strings.Cut(BalancerEntry, "/")
+	return a.Service(namespace, name)
 }
 
 // splitAddress reads IP or IP:PORT; the port is 0 if there is none.

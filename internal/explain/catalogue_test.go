@@ -2,6 +2,7 @@ package explain
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -438,7 +439,7 @@ var faults = []fault{
 
 // TestCatalogue: of each fault, the first line names the cause, and what to type has the fix.
 func TestCatalogue(t *testing.T) {
-	for _, f := range faults {
+	for _, f := range slices.Concat(faults, further) {
 		t.Run(f.name, func(t *testing.T) {
 			w := newWorld(t)
 			f.wrong(w)

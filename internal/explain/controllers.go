@@ -45,6 +45,10 @@ func checkControllers(v *View) []Finding {
 		f.Severity = Broken
 	}
 	f.Fix = []string{"portal controllers", kubectl("kube-system", "get lease %s -o yaml", r.Name)}
+	if lease != nil && v.expired(lease) && lease.Spec.LeaseDurationSeconds != nil && time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second > 30*time.Second {
+		f.Evidence = append(f.Evidence, fmt.Sprintf("others wait for the %d s of spec.leaseDurationSeconds", *lease.Spec.LeaseDurationSeconds))
+		f.Fix = []string{kubectl("kube-system", "delete lease %s", r.Name)}
+	}
 	return []Finding{f}
 }
 
@@ -66,7 +70,8 @@ func (v *View) expired(l *coordinationv1.Lease) bool {
 	if l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
 		return false
 	}
-	return v.Now.Sub(l.Spec.RenewTime.Time) > time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second+settle
+	// Whoever lives renews it much more often than others would wait, however long that is.
+	return v.Now.Sub(l.Spec.RenewTime.Time) > min(time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second, 30*time.Second)+settle
 }
 
 // unattended are Services with ready Pods for whom no slice was ever written, or whose Pods are missing from it.

@@ -65,6 +65,7 @@ func checkPodDNS(v *View) (out []Finding) {
 		if f, ok := v.podDNS(p, dns); ok {
 			out = append(out, f)
 		}
+		out = append(out, v.podHosts(p)...)
 	}
 	return out
 }
@@ -96,10 +97,58 @@ func (v *View) podDNS(p *corev1.Pod, dns *Service) (Finding, bool) {
 		f.Code, f.Field = "pod-dns-search", "spec.dnsConfig.searches"
 		f.Verdict = fmt.Sprintf("%s finds Services by their full names only: spec.dnsConfig.searches lacks %s.svc.%s", podRef(p), p.Namespace, v.Zone)
 		f.Fix = v.templatePatch(p, map[string]any{"dnsPolicy": "ClusterFirst", "dnsConfig": nil})
+	case len(servers) > 0 && p.Spec.DNSPolicy != corev1.DNSNone && !asks:
+		f.Code, f.Field, f.Sure = "pod-dns-server", "spec.dnsConfig.nameservers", Possible
+		f.Verdict = fmt.Sprintf("%s may ask the DNS server %s (spec.dnsConfig.nameservers) beside the cluster's: names of Services are unknown there", podRef(p), some(servers))
+		f.Fix = v.templatePatch(p, map[string]any{"dnsConfig": nil})
+	case fewDots(p):
+		f.Code, f.Field, f.Sure = "pod-dns-ndots", "spec.dnsConfig.options", Likely
+		f.Verdict = fmt.Sprintf("%s looks names such as SERVICE.NAMESPACE up as they are first: spec.dnsConfig.options has ndots:%s, and resolvers like musl's never try the search domains then", podRef(p), dots(p))
+		f.Fix = v.templatePatch(p, map[string]any{"dnsConfig": nil})
 	default:
 		return f, false
 	}
 	return f, true
+}
+
+// dots is the option ndots of a Pod, or empty.
+func dots(p *corev1.Pod) string {
+	if p.Spec.DNSConfig == nil {
+		return ""
+	}
+	for _, o := range p.Spec.DNSConfig.Options {
+		if o.Name == "ndots" && o.Value != nil {
+			return *o.Value
+		}
+	}
+	return ""
+}
+
+// fewDots: names with one dot are not completed.
+func fewDots(p *corev1.Pod) bool { return dots(p) == "0" || dots(p) == "1" }
+
+// podHosts looks at names in a Pod's /etc/hosts that are those of Services.
+func (v *View) podHosts(p *corev1.Pod) (out []Finding) {
+	for _, alias := range p.Spec.HostAliases {
+		for _, name := range alias.Hostnames {
+			parts := strings.Split(strings.TrimSuffix(strings.TrimSuffix(name, "."+v.Zone), ".svc"), ".")
+			k := Key{p.Namespace, parts[0]}
+			if len(parts) == 2 {
+				k.Namespace = parts[1]
+			}
+			s := v.services[k]
+			if s == nil || len(parts) > 2 || slices.Contains(s.Spec.ClusterIPs, alias.IP) {
+				continue
+			}
+			out = append(out, Finding{
+				Code: "pod-hosts", Severity: Notice, Sure: Likely, Object: podRef(p), Field: "spec.hostAliases",
+				Verdict:  fmt.Sprintf("%s does not reach %s by the name %s: spec.hostAliases says that it is %s, which comes before DNS", podRef(p), s.ref(), name, alias.IP),
+				Evidence: []string{fmt.Sprintf("the cluster IP is %s", strings.Join(s.Spec.ClusterIPs, ", "))},
+				Fix:      v.templatePatch(p, map[string]any{"hostAliases": nil}),
+			})
+		}
+	}
+	return out
 }
 
 func (v *View) servesNames(a netip.Addr) bool {

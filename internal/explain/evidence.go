@@ -44,6 +44,9 @@ type Evidence struct {
 	// Secrets are the names of the Secrets that Ingresses refer to; the value says whether it exists.
 	Secrets map[Ref]bool
 
+	// ConfigMaps are those in which load balancers have security groups and certificates, by NAMESPACE/NAME.
+	ConfigMaps map[string]map[string]string
+
 	// Nodes' own reports, by the nodes' names.
 	Reports map[string]*NodeReport
 	// Parts are what the parts of nodes say about themselves in the API.

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Severity is how much a finding costs those who use a Service.
@@ -99,14 +101,16 @@ type Check func(*View) []Finding
 
 // checks are all of them. Their order is of no importance.
 var checks = []Check{
-	checkSelectors, checkPods, checkTargetPorts, checkListeners, checkSlices, checkHandMade, checkEndpointAddresses, checkControllers,
+	checkSelectors, checkPods, checkWorkloads, checkRestarts, checkDeleting, checkTargetPorts, checkListeners, checkSlices, checkHandMade, checkEndpointAddresses, checkControllers,
 	checkPolicies, checkExternalIPs, checkBalancers, checkExternalNames, checkHeadless, checkStatefulSets,
-	checkNodes, checkProxies, checkParts, checkServedByProxy, checkReach, checkLookups, checkHosts, checkDNS, checkPodDNS, checkClaims, checkRanges, checkIngresses, checkCertificates,
+	checkNodes, checkNetwork, checkProxies, checkParts, checkServedByProxy, checkReach, checkOutside, checkLookups, checkHosts, checkDNS, checkPodDNS, checkClaims, checkRanges, checkIngresses, checkCertificates,
 }
 
 // consequences says which findings follow from which, if both are about the same object: the cause is listed, and the rest is not.
 var consequences = map[string][]string{
 	"proxy-stale":            {"endpoint-unreachable", "service-unreachable"},
+	"endpoint-unreachable":   {"node-port-unreachable", "address-unreachable"},
+	"service-unreachable":    {"node-port-unreachable", "address-unreachable"},
 	"frontend-missing":       {"endpoint-unreachable", "service-unreachable"},
 	"publish-not-ready":      {"endpoint-unreachable", "service-unreachable"},
 	"endpoints-stale":        {"endpoint-unreachable", "service-unreachable"},
@@ -115,12 +119,16 @@ var consequences = map[string][]string{
 	"endpoint-is-cluster-ip": {"endpoint-unreachable", "service-unreachable"},
 	"node-not-ready":         {"endpoint-unreachable", "service-unreachable", "pods-unready", "proxy-unreachable", "endpoints-stale", "dns-no-endpoints", "policy-local", "pods-pending", "pod-lost", "clock-skew"},
 	"controllers-stopped":    {"endpoints-stale", "no-endpoints", "dns-no-endpoints", "selector-no-pods", "workload-empty"},
+	"namespace-terminating":  {"no-endpoints", "workload-empty", "workload-short", "selector-no-pods", "selector-typo", "selector-namespace", "pods-terminating", "endpoints-stale", "service-deleting", "pods-pending"},
+	"workload-short":         {"pods-ended", "pods-terminating"},
 	"selector-typo":          {"no-endpoints"},
 	"selector-no-pods":       {"no-endpoints"},
 	"selector-namespace":     {"no-endpoints"},
 	"workload-empty":         {"no-endpoints"},
 	"readiness-port":         {"pods-unready"},
 	"listens-on-loopback":    {"endpoint-unreachable", "service-unreachable", "pods-unready", "readiness-port"},
+	"listens-other-family":   {"endpoint-unreachable", "service-unreachable", "pods-unready"},
+	"selector-too-wide":      {"endpoint-unreachable", "service-unreachable", "port-not-listening", "target-port-name"},
 	"port-not-listening":     {"endpoint-unreachable", "service-unreachable", "readiness-port"},
 	"target-port-name":       {"slice-port", "port-not-listening"},
 	"port-protocol":          {"port-not-listening"},
@@ -130,13 +138,20 @@ var consequences = map[string][]string{
 	"proxy-not-synced":       {"proxy-stale", "frontend-missing"},
 	"frontend-refused":       {"endpoint-unreachable", "service-unreachable", "frontend-missing", "proxy-failing"},
 	"service-proxy-name":     {"frontend-missing"},
+	"headless-label":         {"frontend-missing", "service-unreachable"},
 	"dns-no-endpoints":       {"dns-unreachable"},
+	"mtu":                    {"endpoint-unreachable"},
+	"node-address-conflict":  {"endpoint-unreachable", "service-unreachable", "dns-unreachable"},
+	"range-overlap":          {"endpoint-unreachable", "service-unreachable", "pod-address-conflict"},
+	"pod-address-conflict":   {"endpoint-unreachable", "service-unreachable"},
+	"balancer-stopped":       {"balancer-pending", "address-unreachable"},
 	"host-setting":           {"dns-unreachable", "endpoint-unreachable", "service-unreachable"},
 	"externalname-ip":        {"externalname-unknown"},
 	"range-full":             {"claim-missing"},
 	"cluster-ip-outside":     {"claim-missing"},
 	"certificate-expired":    {"certificate-ends"},
 	"ingress-no-service":     {"ingress-port"},
+	"selector-removed":       {"endpoint-no-pod", "endpoint-unreachable", "service-unreachable", "no-endpoints"},
 	"slice-label":            {"no-endpoints"},
 	"slice-family":           {"no-endpoints"},
 	"endpoints-unmirrored":   {"no-endpoints"},
@@ -150,8 +165,31 @@ func All(v *View) []Finding {
 	for _, check := range checks {
 		out = append(out, check(v)...)
 	}
-	out = fold(out)
+	out = fold(append(out, unexplained(v, out)...))
 	slices.SortStableFunc(out, compare)
+	return out
+}
+
+// unexplained are Services without endpoints about which no check has found anything: that they have none is worth a word at least.
+func unexplained(v *View, found []Finding) (out []Finding) {
+	if !v.sees("endpointslices", "pods") {
+		return nil
+	}
+	known := map[Ref]bool{}
+	for i := range found {
+		if found[i].Severity == Notice {
+			continue
+		}
+		for _, r := range found[i].refs() {
+			known[r] = true
+		}
+	}
+	for _, s := range v.order {
+		if s.Spec.Type == corev1.ServiceTypeExternalName || known[s.ref()] || s.served() || !s.selects() || v.Now.Sub(s.CreationTimestamp.Time) < settle || v.moving(s) {
+			continue
+		}
+		out = append(out, v.noFamily(s))
+	}
 	return out
 }
 

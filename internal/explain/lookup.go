@@ -2,174 +2,17 @@ package explain
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"portal/internal/servicerange"
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
-
-// address says whose an address is, and what is wrong there.
-func (a *asking) address(text string) error {
-	addr, port, err := splitAddress(text)
-	if err != nil {
-		return err
-	}
-	if s := a.clusterIPs[addr]; s != nil {
-		a.fact("the cluster IP of %s", s.ref())
-		a.at(s, "cluster IP", addr, port, func(p *corev1.ServicePort) int32 { return p.Port })
-		return nil
-	}
-	for _, s := range a.order {
-		kind := ""
-		if slices.Contains(s.Spec.ExternalIPs, addr.String()) {
-			kind = "external IP"
-		}
-		for _, in := range s.Status.LoadBalancer.Ingress {
-			if in.IP == addr.String() {
-				kind = "load balancer's address"
-			}
-		}
-		if kind != "" {
-			a.fact("the %s of %s", kind, s.ref())
-			a.at(s, kind, addr, port, func(p *corev1.ServicePort) int32 { return p.Port })
-			return nil
-		}
-	}
-	if p := a.podIPs[addr]; p != nil {
-		a.podAddress(p, port)
-		return nil
-	}
-	for name, n := range a.nodes {
-		if slices.ContainsFunc(n.Status.Addresses, func(x corev1.NodeAddress) bool { return x.Address == addr.String() }) {
-			a.nodeAddress(name, addr, port)
-			return nil
-		}
-	}
-	a.nobody(addr)
-	return nil
-}
-
-// at looks at one of the Service's addresses, and a port if one is asked for.
-func (a *asking) at(s *Service, kind string, addr netip.Addr, port uint16, number func(*corev1.ServicePort) int32) {
-	a.serviceFacts(s)
-	a.take(s.ref())
-	a.takeShared()
-	if port == 0 {
-		return
-	}
-	var have []string
-	for i := range s.Spec.Ports {
-		n := number(&s.Spec.Ports[i])
-		if n == int32(port) {
-			return
-		}
-		have = append(have, fmt.Sprint(n))
-	}
-	f := Finding{
-		Code: "address-port", Severity: Broken, Sure: Certain, Object: s.ref(), Field: "spec.ports",
-		Verdict: fmt.Sprintf("%s has no port %d at its %s %s: it has %s", s.ref(), port, kind, addr, some(have)),
-	}
-	for i := range s.Spec.Ports {
-		p := &s.Spec.Ports[i]
-		if p.NodePort == int32(port) {
-			f.Verdict += fmt.Sprintf("; %d is its node port, which is open at the nodes' own addresses", port)
-		} else if len(s.Pods) > 0 && target(s.Pods[0], p) == int32(port) {
-			f.Verdict += fmt.Sprintf("; %d is the port of its Pods", port)
-		}
-	}
-	f.Fix = []string{kubectl(s.Namespace, "get service %s", s.Name)}
-	a.found = append([]Finding{f}, a.found...)
-}
-
-func (a *asking) podAddress(p *corev1.Pod, port uint16) {
-	a.fact("the address of %s", podRef(p))
-	a.pod(Key{p.Namespace, p.Name})
-	a.found = slices.DeleteFunc(a.found, func(f Finding) bool { return f.Code == "pod-unselected" })
-	if port == 0 {
-		return
-	}
-	open, known := a.listens(p, corev1.ProtocolTCP, int32(port))
-	if udp, _ := a.listens(p, corev1.ProtocolUDP, int32(port)); !known || open == reachable || udp == reachable {
-		return
-	}
-	f := Finding{Code: "port-not-listening", Severity: Broken, Sure: Certain, Object: podRef(p), Verdict: fmt.Sprintf("nothing listens at port %d of %s; open are: %s", port, podRef(p), a.portList(p))}
-	if open == loopback {
-		f.Code = "listens-on-loopback"
-		f.Verdict = fmt.Sprintf("port %d of %s is open at a loopback address only, where nobody else reaches it", port, podRef(p))
-		f.Fix = a.loopbackFix(p, int32(port))
-	}
-	a.found = append(a.found, f)
-}
-
-// nodeAddress is about a node, or one of its node ports.
-func (a *asking) nodeAddress(name string, addr netip.Addr, port uint16) {
-	r := Ref{"Node", "", name}
-	a.fact("an address of node %s", name)
-	a.take(r)
-	if port == 0 {
-		return
-	}
-	for _, s := range a.order {
-		for i := range s.Spec.Ports {
-			if s.Spec.Ports[i].NodePort != int32(port) {
-				continue
-			}
-			a.fact("port %d is a node port of %s", port, s.ref())
-			a.at(s, "node port of", addr, port, func(p *corev1.ServicePort) int32 { return p.NodePort })
-			a.localHere(s, name)
-			return
-		}
-	}
-	if port >= 30000 && port <= 32767 {
-		a.found = append(a.found, Finding{
-			Code: "no-node-port", Severity: Broken, Sure: Certain, Object: r, Node: name,
-			Verdict: fmt.Sprintf("no Service has the node port %d", port), Fix: []string{kubectl("", "get services --all-namespaces --field-selector=spec.type=NodePort")},
-		})
-	}
-}
-
-// localHere: what is a notice about the Service is the reason at a node without endpoints.
-func (a *asking) localHere(s *Service, node string) {
-	here := false
-	for _, slice := range s.Slices {
-		for i := range slice.Endpoints {
-			e := &slice.Endpoints[i]
-			here = here || isReady(e) && e.NodeName != nil && *e.NodeName == node
-		}
-	}
-	for i := range a.found {
-		if f := &a.found[i]; f.Code == "policy-local" && f.Field == "spec.externalTrafficPolicy" && f.Object == s.ref() && !here {
-			f.Severity, f.Node = Broken, node
-		}
-	}
-}
-
-// nobody: an address that no object has.
-func (a *asking) nobody(addr netip.Addr) {
-	f := Finding{Severity: Broken, Sure: Certain, Object: Ref{"Address", "", addr.String()}}
-	switch {
-	case servicerange.Covered(a.ranges(), addr):
-		f.Code = "address-free"
-		f.Verdict = fmt.Sprintf("no Service has the cluster IP %s: it was deleted or made again with another address, and whoever uses it has an old answer", addr)
-		f.Evidence = []string{"environment variables of Pods and caches of resolvers keep the address that a Service had"}
-		f.Fix = []string{kubectl("", "get services --all-namespaces -o wide")}
-	case a.noPod(addr):
-		f.Code = "address-no-pod"
-		f.Verdict = fmt.Sprintf("no Pod has the address %s, which is among the Pods' addresses", addr)
-		f.Fix = []string{kubectl("", "get pods --all-namespaces -o wide")}
-	default:
-		f.Code, f.Severity, f.Sure = "address-unknown", Notice, Possible
-		f.Verdict = fmt.Sprintf("%s is the address of no Service, Pod or node of this cluster", addr)
-	}
-	a.found = append(a.found, f)
-}
 
 // name says what a DNS name leads to, as seen by a Pod of the question's namespace.
 func (a *asking) name(text string) error {
-	text = strings.TrimSuffix(text, ".")
+	text = cleanName(text)
+	text, absolute := strings.CutSuffix(text, ".")
 	labels := strings.Split(text, ".")
 	if text == "" || slices.Contains(labels, "") || len(text) > 253 {
 		return fmt.Errorf("name %q: must be a DNS name, such as web, web.shop or web.shop.svc.%s", text, a.Zone)
@@ -178,7 +21,14 @@ func (a *asking) name(text string) error {
 	if !full && a.wrongZone(text) {
 		return nil
 	}
+	if absolute && !full && a.dotted(text, labels) {
+		return nil
+	}
 	labels = strings.Split(rest, ".")
+	if n := len(labels); full && n > 1 && labels[n-1] == "pod" {
+		a.podName(text, labels[:n-1])
+		return nil
+	}
 	if n := len(labels); n > 1 && labels[n-1] == "svc" {
 		labels = labels[:n-1]
 		if len(labels) == 1 {
@@ -195,6 +45,65 @@ func (a *asking) name(text string) error {
 	}
 	a.relative(text, labels)
 	return nil
+}
+
+// cleanName takes from a text what is not part of a name: a scheme, a port, a path.
+func cleanName(text string) string {
+	text = strings.ToLower(text)
+	if _, rest, ok := strings.Cut(text, "://"); ok {
+		text = rest
+	}
+	text, _, _ = strings.Cut(text, "/")
+	text, _, _ = strings.Cut(text, ":")
+	return text
+}
+
+// dotted: a name that ends with a dot is looked up as it is, without search domains; and this one would need them.
+func (a *asking) dotted(text string, labels []string) bool {
+	var s *Service
+	if len(labels) > 0 && labels[len(labels)-1] == "svc" {
+		labels = labels[:len(labels)-1]
+	}
+	if n := len(labels); n > 1 {
+		s = a.Service(labels[n-1], labels[n-2])
+	}
+	if s == nil {
+		s = a.Service(a.question.Namespace, labels[len(labels)-1])
+	}
+	if s == nil {
+		return false
+	}
+	f := Finding{Code: "name-unknown", Severity: Broken, Sure: Certain, Object: Ref{"Name", "", text + "."}}
+	f.Verdict = fmt.Sprintf("%s. does not exist: with the dot at its end it is looked up as it is, without the search domains that would make it %s", text, a.fullName(s))
+	f.Evidence = []string{"in full: " + a.fullName(s)}
+	f.Fix = []string{"portal explain name " + a.fullName(s)}
+	a.found = append(a.found, f)
+	return true
+}
+
+// podName is a name of an address: 10-244-1-3.NAMESPACE.pod.ZONE.
+func (a *asking) podName(text string, labels []string) {
+	if len(labels) != 2 {
+		a.noName(text, Key{}, fmt.Sprintf("%s does not exist: names of Pods are IP-WITH-DASHES.NAMESPACE.pod.%s", text, a.Zone))
+		return
+	}
+	for _, p := range a.inSpace[labels[1]] {
+		for _, ip := range p.Status.PodIPs {
+			if strings.NewReplacer(".", "-", ":", "-").Replace(ip.IP) == labels[0] && !ended(p) {
+				a.fact("the address %s of %s", ip.IP, podRef(p))
+				a.take(podRef(p))
+				return
+			}
+		}
+		if p.Name == labels[0] {
+			a.noName(text, Key{}, fmt.Sprintf("%s does not exist: a Pod has no name by its own name there, only by its address (%s.%s.pod.%s), or below a headless Service", text, strings.ReplaceAll(p.Status.PodIP, ".", "-"), p.Namespace, a.Zone))
+			return
+		}
+	}
+	f := Finding{Code: "name-unknown", Severity: Degraded, Sure: Likely, Object: Ref{"Name", "", text}}
+	f.Verdict = fmt.Sprintf("%s: no Pod in the namespace %s has that address", text, labels[1])
+	f.Fix = []string{kubectl(labels[1], "get pods -o wide")}
+	a.found = append(a.found, f)
 }
 
 // relative is a name that is looked up below the search domains: NAMESPACE.svc.ZONE, svc.ZONE and ZONE.
@@ -255,6 +164,7 @@ func (a *asking) resolve(text string, labels []string) {
 	}
 	a.serviceFacts(s)
 	a.take(s.ref())
+	a.behindAlias(s)
 	a.takeShared()
 }
 
@@ -277,6 +187,7 @@ func (a *asking) hostName(text string, s *Service, host string) {
 			e := &slice.Endpoints[i]
 			if e.Hostname != nil {
 				if *e.Hostname == host {
+					a.hiddenName(text, s, e)
 					return
 				}
 				have = append(have, *e.Hostname)
@@ -291,10 +202,31 @@ func (a *asking) hostName(text string, s *Service, host string) {
 	why := fmt.Sprintf("%s does not exist: no endpoint of %s has the host name %s", text, s.ref(), host)
 	if !s.headless() {
 		why = fmt.Sprintf("%s does not exist: %s is not headless, and only headless Services have names for their Pods", text, s.ref())
+	} else if p := a.pods[Key{s.Namespace, host}]; p != nil && p.Spec.Subdomain != s.Name {
+		why += fmt.Sprintf("; Pod %s has its name below the Service %q (spec.subdomain, of a StatefulSet spec.serviceName)", host, p.Spec.Subdomain)
 	} else if len(have) > 0 {
 		why += "; there are " + some(have)
 	}
 	a.noName(text, Key{s.Namespace, s.Name}, why)
+}
+
+// hiddenName: the endpoint with the name is not ready, and DNS has only those that are.
+func (a *asking) hiddenName(text string, s *Service, e *discoveryv1.Endpoint) {
+	if isReady(e) || s.Spec.PublishNotReadyAddresses {
+		return
+	}
+	f := Finding{Code: "name-not-ready", Severity: Broken, Sure: Certain, Object: Ref{"Name", "", text}, Affects: []Ref{s.ref()}}
+	f.Verdict = fmt.Sprintf("%s does not resolve: its endpoint is not ready, and DNS has names of ready endpoints only", text)
+	if e.TargetRef != nil {
+		if p := a.pods[Key{e.TargetRef.Namespace, e.TargetRef.Name}]; p != nil {
+			if t, ok := a.trouble(p); ok {
+				f.Verdict = fmt.Sprintf("%s does not resolve: Pod %s is not ready (%s), and DNS has names of ready endpoints only", text, p.Name, t.reason)
+				f.Fix = a.podFix(t, p)
+			}
+		}
+	}
+	f.Fix = append(f.Fix, mergePatch(s.ref(), map[string]any{"spec": map[string]any{"publishNotReadyAddresses": true}}))
+	a.found = append(a.found, f)
 }
 
 // noName: a name that DNS answers with NXDOMAIN.

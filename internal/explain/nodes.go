@@ -164,6 +164,9 @@ func (v *View) proxyOf(name string, r *NodeReport) (out []Finding) {
 		f := add("proxy-drift", fmt.Sprintf("somebody changes the rules of the proxy on node %s: %s", name, firstLine(p.LastDrift)))
 		f.Since = since(p.LastDriftAt)
 		f.Evidence = []string{fmt.Sprintf("%s since the proxy started; it restores them", count(p.Drifts, "change", "changes"))}
+		if v.Now.Sub(p.LastDriftAt) > time.Minute {
+			f.Severity = Notice // they have been right since
+		}
 	}
 	if r.Conntrack != nil && r.Conntrack.Max > 0 && r.Conntrack.Count*100 >= r.Conntrack.Max*90 {
 		f := add("conntrack-full", fmt.Sprintf("the table of connections of node %s is full: %d of %d: new connections to Services are dropped", name, r.Conntrack.Count, r.Conntrack.Max),
@@ -223,7 +226,15 @@ func checkHosts(v *View) (out []Finding) {
 				f.Sure = Possible
 				f.Severity = Notice
 			}
-			f.Fix = []string{p.Fix}
+			// What is said beside a command is no part of it.
+			command, aside, _ := strings.Cut(p.Fix, " (")
+			if aside != "" {
+				f.Evidence = append(f.Evidence, strings.TrimSuffix(aside, ")"))
+			}
+			f.Fix = []string{command}
+			if _, after, ok := strings.Cut(command, "or: "); ok {
+				f.Fix = []string{after}
+			}
 			f.On = name
 			out = append(out, f)
 		}
@@ -253,7 +264,7 @@ func checkServedByProxy(v *View) (out []Finding) {
 			}
 		}
 		for _, s := range v.order {
-			if !s.proxied() || v.Now.Sub(s.CreationTimestamp.Time) < settle || s.Labels["service.kubernetes.io/service-proxy-name"] != "" {
+			if !s.proxied() || v.Now.Sub(s.CreationTimestamp.Time) < settle || s.leftOut() {
 				continue
 			}
 			state := served[Key{s.Namespace, s.Name}]

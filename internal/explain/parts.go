@@ -35,7 +35,7 @@ func checkParts(v *View) (out []Finding) {
 		}
 		if f, ok := v.partState(r); ok {
 			out = append(out, f)
-		} else if f, ok := v.behind(r, newest[r.Part]); ok {
+		} else if f, ok := v.lagging(r, newest[r.Part]); ok {
 			out = append(out, f)
 		}
 	}
@@ -81,7 +81,7 @@ func (v *View) partState(r *reports.Report) (Finding, bool) {
 }
 
 // behind: others of the same kind have followed the API since, and this one has not: it has ended, or does not reach the API.
-func (v *View) behind(r, newest *reports.Report) (Finding, bool) {
+func (v *View) lagging(r, newest *reports.Report) (Finding, bool) {
 	if newest == r || revision(r) == 0 || revision(newest) <= revision(r) || newest.Status.Updated.Sub(r.Status.Updated.Time) < behindFor {
 		return Finding{}, false
 	}

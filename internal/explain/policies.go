@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // checkPolicies looks at fields that keep traffic away from endpoints that are there.
@@ -22,6 +23,7 @@ func checkPolicies(v *View) (out []Finding) {
 				Fix:     []string{kubectl(s.Namespace, "label service %s service.kubernetes.io/service-proxy-name-", s.Name)},
 			})
 		}
+		out = append(out, headlessLabel(s)...)
 		if !s.served() {
 			continue
 		}
@@ -31,12 +33,34 @@ func checkPolicies(v *View) (out []Finding) {
 	return out
 }
 
+// headlessLabel: a label by which proxies leave out headless Services, on one that is not, or on its slices.
+func headlessLabel(s *Service) (out []Finding) {
+	if _, ok := s.Labels[corev1.IsHeadlessService]; ok {
+		out = append(out, Finding{
+			Code: "headless-label", Severity: Broken, Sure: Likely, Object: s.ref(), Field: "metadata.labels",
+			Verdict: fmt.Sprintf("%s has the label %s, by which proxies leave it out, though it has a cluster IP", s.ref(), corev1.IsHeadlessService),
+			Fix:     []string{kubectl(s.Namespace, "label service %s %s-", s.Name, corev1.IsHeadlessService)},
+		})
+	}
+	for _, slice := range s.Slices {
+		if _, ok := slice.Labels[corev1.IsHeadlessService]; ok && slice.Labels[discoveryv1.LabelManagedBy] != sliceController {
+			r := Ref{"EndpointSlice", slice.Namespace, slice.Name}
+			out = append(out, Finding{
+				Code: "headless-label", Severity: Degraded, Sure: Likely, Object: s.ref(), Field: "metadata.labels", Affects: []Ref{r},
+				Verdict: fmt.Sprintf("%s has the label %s, by which kube-proxy leaves it out, though %s has a cluster IP", r, corev1.IsHeadlessService, s.ref()),
+				Fix:     []string{kubectl(s.Namespace, "label endpointslice %s %s-", slice.Name, corev1.IsHeadlessService)},
+			})
+		}
+	}
+	return out
+}
+
 // local: a policy of Local, and nodes without endpoints.
 func (v *View) local(s *Service) (out []Finding) {
 	with := map[string]bool{}
 	for _, slice := range s.Slices {
 		for i := range slice.Endpoints {
-			if e := &slice.Endpoints[i]; isReady(e) && e.NodeName != nil {
+			if e := &slice.Endpoints[i]; isReady(e) && e.NodeName != nil && (v.nodes[*e.NodeName] != nil || !v.sees("nodes")) {
 				with[*e.NodeName] = true
 			}
 		}
@@ -60,7 +84,7 @@ func (v *View) local(s *Service) (out []Finding) {
 	evidence := fmt.Sprintf("ready endpoints are on: %s", some(names))
 	if len(names) == 0 {
 		f.Severity = Broken
-		evidence = "no endpoint says which node it is on, so none is local anywhere"
+		evidence = "no endpoint says that it is on a node of this cluster (nodeName), so none is local anywhere"
 	}
 	f.Evidence = []string{evidence}
 	if s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal {
@@ -135,6 +159,12 @@ func checkExternalIPs(v *View) (out []Finding) {
 				out = append(out, f)
 				continue
 			}
+			if other := v.balancedAt(a, s); other != nil {
+				f.Affects = []Ref{other.ref()}
+				f.Verdict = fmt.Sprintf("%s takes traffic of %s: %s in spec.externalIPs is its load balancer's address", s.ref(), other.ref(), a)
+				out = append(out, f)
+				continue
+			}
 			if p := v.podIPs[a]; p != nil {
 				f.Affects = []Ref{podRef(p)}
 				f.Verdict = fmt.Sprintf("%s takes traffic of %s: %s in spec.externalIPs is that Pod's address", s.ref(), podRef(p), a)
@@ -161,48 +191,27 @@ func checkExternalIPs(v *View) (out []Finding) {
 	return out
 }
 
+// balancedAt is another Service that has an address from a load balancer, and a port of this one.
+func (v *View) balancedAt(a netip.Addr, s *Service) *Service {
+	for _, other := range v.order {
+		if other == s || !slices.Contains(balancerAddresses(other), a) {
+			continue
+		}
+		for i := range s.Spec.Ports {
+			if slices.ContainsFunc(other.Spec.Ports, func(p corev1.ServicePort) bool {
+				return p.Port == s.Spec.Ports[i].Port && p.Protocol == s.Spec.Ports[i].Protocol
+			}) {
+				return other
+			}
+		}
+	}
+	return nil
+}
+
 func (v *View) withoutExternalIP(s *Service, text string) string {
 	rest := slices.DeleteFunc(slices.Clone(s.Spec.ExternalIPs), func(a string) bool { return a == text })
 	if len(rest) == 0 {
 		return mergePatch(s.ref(), map[string]any{"spec": map[string]any{"externalIPs": nil}})
 	}
 	return mergePatch(s.ref(), map[string]any{"spec": map[string]any{"externalIPs": rest}})
-}
-
-// checkBalancers looks at Services of type LoadBalancer that have no address.
-func checkBalancers(v *View) (out []Finding) {
-	for _, s := range v.order {
-		if s.Spec.Type != corev1.ServiceTypeLoadBalancer || len(s.Status.LoadBalancer.Ingress) > 0 || v.Now.Sub(s.CreationTimestamp.Time) < settle {
-			continue
-		}
-		f := Finding{Code: "balancer-pending", Severity: Broken, Sure: Certain, Object: s.ref(), Field: "status.loadBalancer", Since: since(s.CreationTimestamp.Time)}
-		why := v.balancerMessage(s)
-		switch {
-		case why != "":
-			f.Verdict = fmt.Sprintf("%s has no load balancer's address: %s", s.ref(), why)
-			f.Fix = []string{kubectl(s.Namespace, "describe service %s", s.Name)}
-		case s.Spec.LoadBalancerClass != nil:
-			f.Verdict = fmt.Sprintf("%s has no load balancer's address: nobody answers for spec.loadBalancerClass %q", s.ref(), *s.Spec.LoadBalancerClass)
-			f.Fix = []string{kubectl(s.Namespace, "get service %s -o yaml", s.Name)}
-		default:
-			f.Verdict = fmt.Sprintf("%s has no load balancer's address: nothing in this cluster gives addresses to Services of type LoadBalancer, or its pools are empty", s.ref())
-			f.Fix = []string{"portal lb --pool 192.0.2.240-192.0.2.250"}
-		}
-		f.Evidence = []string{fmt.Sprintf("created %s ago; its cluster IP and node ports work all the same", ago(v.Now.Sub(s.CreationTimestamp.Time)))}
-		out = append(out, f)
-	}
-	return out
-}
-
-func (v *View) balancerMessage(s *Service) string {
-	var newest *corev1.Event
-	for _, e := range v.events[s.ref()] {
-		if e.Type == corev1.EventTypeWarning && (newest == nil || lastSeen(e).After(lastSeen(newest))) {
-			newest = e
-		}
-	}
-	if newest == nil {
-		return ""
-	}
-	return firstLine(newest.Message)
 }

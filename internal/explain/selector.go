@@ -62,31 +62,6 @@ func (v *View) maker(namespace string, selector map[string]string) (Workload, bo
 	return Workload{}, false
 }
 
-func (v *View) emptyWorkload(f Finding, s *Service, w Workload) Finding {
-	f.Code, f.Field = "workload-empty", ""
-	f.Affects = []Ref{w.Ref}
-	switch {
-	case w.Kind == "DaemonSet":
-		f.Verdict = fmt.Sprintf("%s has no endpoints: %s runs on no node", s.ref(), w.Ref)
-		f.Evidence = []string{"status.desiredNumberScheduled is 0: no node matches its node selector and tolerations"}
-		f.Fix = []string{kubectl(w.Namespace, "get daemonset %s -o jsonpath='{.spec.template.spec.nodeSelector}'", w.Name)}
-	case w.Replicas == 0:
-		f.Verdict = fmt.Sprintf("%s has no endpoints: %s is scaled to 0", s.ref(), w.Ref)
-		f.Evidence = []string{"spec.replicas is 0, and no other workload makes Pods with " + pairs(s.Spec.Selector)}
-		f.Fix = []string{kubectl(w.Namespace, "scale %s %s --replicas=1", strings.ToLower(w.Kind), w.Name)}
-	default:
-		f.Verdict = fmt.Sprintf("%s has no endpoints: %s wants %s and has none", s.ref(), w.Ref, count(int(w.Replicas), "Pod", "Pods"))
-		if w.Message == "" {
-			w.Message = v.eventMessage(w.Ref, "FailedCreate")
-		}
-		if w.Message != "" {
-			f.Verdict += ": " + w.Message
-		}
-		f.Fix = []string{kubectl(w.Namespace, "describe %s %s", strings.ToLower(w.Kind), w.Name)}
-	}
-	return f
-}
-
 // candidate are Pods that differ from a selector.
 type candidate struct {
 	selector, labels map[string]string

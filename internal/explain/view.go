@@ -57,6 +57,8 @@ type Workload struct {
 	Template *corev1.PodTemplateSpec
 	// Message is why it can't make Pods.
 	Message string
+	// Paused: a change of it is not carried out.
+	Paused bool
 }
 
 // Look makes a View.
@@ -114,7 +116,7 @@ func (v *View) indexWorkloads() {
 	e := v.Evidence
 	for i := range e.Deployments {
 		d := &e.Deployments[i]
-		w := Workload{Ref{"Deployment", d.Namespace, d.Name}, wanted(d.Spec.Replicas), &d.Spec.Template, ""}
+		w := Workload{Ref{"Deployment", d.Namespace, d.Name}, wanted(d.Spec.Replicas), &d.Spec.Template, "", d.Spec.Paused}
 		for _, c := range d.Status.Conditions {
 			if c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
 				w.Message = c.Message
@@ -124,17 +126,17 @@ func (v *View) indexWorkloads() {
 	}
 	for i := range e.StatefulSets {
 		s := &e.StatefulSets[i]
-		add(Workload{Ref{"StatefulSet", s.Namespace, s.Name}, wanted(s.Spec.Replicas), &s.Spec.Template, ""})
+		add(Workload{Ref{"StatefulSet", s.Namespace, s.Name}, wanted(s.Spec.Replicas), &s.Spec.Template, "", false})
 	}
 	for i := range e.DaemonSets {
 		d := &e.DaemonSets[i]
-		add(Workload{Ref{"DaemonSet", d.Namespace, d.Name}, d.Status.DesiredNumberScheduled, &d.Spec.Template, ""})
+		add(Workload{Ref{"DaemonSet", d.Namespace, d.Name}, d.Status.DesiredNumberScheduled, &d.Spec.Template, "", false})
 	}
 	for i := range e.ReplicaSets {
 		r := &e.ReplicaSets[i]
 		v.replicas[Key{r.Namespace, r.Name}] = r
 		if metav1.GetControllerOf(r) == nil {
-			add(Workload{Ref{"ReplicaSet", r.Namespace, r.Name}, wanted(r.Spec.Replicas), &r.Spec.Template, ""})
+			add(Workload{Ref{"ReplicaSet", r.Namespace, r.Name}, wanted(r.Spec.Replicas), &r.Spec.Template, "", false})
 		}
 	}
 }
@@ -218,6 +220,12 @@ func (s *Service) ref() Ref { return Ref{"Service", s.Namespace, s.Name} }
 // proxied says whether the proxy of each node serves it.
 func (s *Service) proxied() bool {
 	return s.Spec.Type != corev1.ServiceTypeExternalName && !s.headless()
+}
+
+// leftOut says whether a label has the nodes' own proxies leave it out.
+func (s *Service) leftOut() bool {
+	_, headless := s.Labels[corev1.IsHeadlessService]
+	return headless || s.Labels["service.kubernetes.io/service-proxy-name"] != ""
 }
 
 // endpoints are the addresses in the Service's slices that get traffic.

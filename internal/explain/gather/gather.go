@@ -34,6 +34,8 @@ type Options struct {
 	Namespace string
 	// Service, if not empty, is the only one that nodes are asked about.
 	Service string
+	// Focus, if not nil, decides from what the API has what nodes are asked for.
+	Focus func(*explain.Evidence) explain.Focus
 	// Probe has nodes connect to the Service, and ask DNS.
 	Probe bool
 	// NodeTimeout is how long a node may take to answer.
@@ -57,6 +59,7 @@ const maxEvents = 5000
 type gatherer struct {
 	Options
 	client kubernetes.Interface
+	focus  explain.Focus
 
 	mu  sync.Mutex
 	out *explain.Evidence
@@ -93,6 +96,7 @@ func Gather(ctx context.Context, o Options) (*explain.Evidence, error) {
 	if g.err != nil {
 		return nil, g.err
 	}
+	g.balancers(ctx)
 	if o.ObjectsOnly {
 		for _, resource := range []string{"secrets", "events", "nodes/proxy"} {
 			g.out.Unseen[resource] = "not looked at"
@@ -101,6 +105,10 @@ func Gather(ctx context.Context, o Options) (*explain.Evidence, error) {
 	}
 	g.secrets(ctx)
 	if !o.SkipNodes {
+		g.focus.Service = o.Service
+		if o.Focus != nil {
+			g.focus = o.Focus(g.out)
+		}
 		g.nodes(ctx)
 	}
 	return g.out, nil

@@ -2,12 +2,14 @@ package gather
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"portal/internal/explain"
+	"portal/internal/lb/compile"
 	"portal/internal/nodereport"
 )
 
@@ -57,11 +60,12 @@ func (g *gatherer) node(ctx context.Context, name string) (out *explain.NodeRepo
 	before := time.Now()
 	request := g.client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix(nodereport.Path).
 		SetHeader("Accept", runtime.ContentTypeJSON).Timeout(g.NodeTimeout)
-	if g.Service != "" {
-		request = request.Param("service", g.Service)
+	if g.focus.Service != "" {
+		request = request.Param("service", g.focus.Service)
 	}
 	if g.Probe {
 		request = request.Param("probe", "true")
+		g.focus.Encode(func(name, value string) { request = request.Param(name, value) })
 	}
 	data, err := limitTime(ctx, g.NodeTimeout, request)
 	switch {
@@ -131,29 +135,51 @@ func firstLine(err error) string {
 	return line
 }
 
-// secrets reads the certificates that Ingresses name, and nothing else of any Secret.
+// secrets reads the certificates of Ingresses and load balancers, and keeps nothing else of any Secret.
 func (g *gatherer) secrets(ctx context.Context) {
-	for i := range g.out.Ingresses {
-		in := &g.out.Ingresses[i]
-		for _, t := range in.Spec.TLS {
-			r := explain.Ref{Kind: "Secret", Namespace: in.Namespace, Name: t.SecretName}
-			if _, known := g.out.Secrets[r]; known || t.SecretName == "" || g.out.Unseen["secrets"] != "" {
-				continue
+	for _, r := range explain.NeededSecrets(g.out) {
+		if _, known := g.out.Secrets[r]; known || g.out.Unseen["secrets"] != "" {
+			continue
+		}
+		secret, err := g.client.CoreV1().Secrets(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			g.out.Secrets[r] = false
+		case err != nil:
+			g.out.Unseen["secrets"] = short(err) + ": certificates of Ingresses are not checked"
+		default:
+			g.out.Secrets[r] = true
+			if len(secret.Data["ca.crt"]) > 0 && len(secret.Data[corev1.TLSCertKey]) == 0 {
+				continue // what endpoints are verified with
 			}
-			secret, err := g.client.CoreV1().Secrets(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
-			switch {
-			case apierrors.IsNotFound(err):
-				g.out.Secrets[r] = false
-			case err != nil:
-				g.out.Unseen["secrets"] = short(err) + ": certificates of Ingresses are not checked"
-			default:
-				g.out.Secrets[r] = true
-				g.out.Certificates = append(g.out.Certificates, certificate(r, secret.Data[corev1.TLSCertKey]))
+			c := certificate(r, secret.Data[corev1.TLSCertKey])
+			if _, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey]); err != nil && c.Err == "" {
+				c.Err = err.Error() // which never has anything of the key
 			}
+			g.out.Certificates = append(g.out.Certificates, c)
 		}
 	}
 	if cert := g.Config.CertData; len(cert) > 0 {
 		g.out.Certificates = append(g.out.Certificates, certificate(explain.Ref{Kind: "Kubeconfig", Name: "client certificate"}, cert))
+	}
+}
+
+// balancers reads what Services of load balancers refer to by name.
+func (g *gatherer) balancers(ctx context.Context) {
+	if !slices.ContainsFunc(g.out.Services, func(s corev1.Service) bool { return s.Spec.Type == corev1.ServiceTypeLoadBalancer }) {
+		return
+	}
+	g.out.ConfigMaps = map[string]map[string]string{}
+	for _, name := range []string{compile.GroupsName, compile.CertificatesName} {
+		namespace, short, _ := strings.Cut(name, "/")
+		m, err := g.client.CoreV1().ConfigMaps(namespace).Get(ctx, short, metav1.GetOptions{})
+		switch {
+		case err == nil:
+			g.out.ConfigMaps[name] = m.Data
+		case !apierrors.IsNotFound(err):
+			g.out.Unseen["configmaps"] = firstLine(err) + ": security groups of load balancers are not checked"
+			return
+		}
 	}
 }
 
