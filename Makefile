@@ -145,9 +145,9 @@ test-kills: build ## kill agents, the server and a node under load, in each prox
 	GOFLAGS=-tags=fieldsv1string,kills go test -vet=off -count=1 -v -run 'LabKills' -timeout 60m ./test/ -roll.modes=$(ROLL_MODES) -roll.rate=200 -roll.strict -kills.pods=30 -kills.away=20s -kills.grace=50s
 
 .PHONY: test-faults
-test-faults: build ## inject every fault of the catalogue in a lab: portal explain names the cause, and its fix, typed as printed, works (5 minutes)
-	@hack/need ip nft curl
-	GOFLAGS=-tags=fieldsv1string,faults go test -vet=off -count=1 -v -timeout 30m ./test/faults
+test-faults: build ## inject every fault of the catalogue in a lab: portal explain names the cause, and its fix, typed as printed, works (15 minutes)
+	@hack/need python3 ip nft iptables conntrack curl openssl
+	GOFLAGS=-tags=fieldsv1string,faults go test -vet=off -count=1 -v -timeout 60m ./test/faults
 
 FUZZ_TIME ?= 5m
 .PHONY: fuzz

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,12 +27,14 @@ spec: {%s terminationGracePeriodSeconds: 1, containers: [{name: c, image: portal
 ---
 `
 
-var further = []fault{
+var further = slices.Concat(ofPods, ofPorts, ofNames, ofBalancers, ofAll, strangers)
+
+var ofAll = []fault{
 	{name: "capitals", objects: backend("web", "app: web", serving) + service("selector: {app: Web},", ports), code: "selector-typo", says: "app=Web"},
 	{name: "another key for the same value", objects: backend("web", "app.kubernetes.io/name: web", serving) + service(ofWeb, ports), code: "selector-typo", says: "app.kubernetes.io/name=web"},
 	{name: "labels that nobody has", objects: backend("x", "app: x", serving) + service("selector: {component: front},", ports), at: "none", code: "selector-no-pods", says: "component=front"},
 	{name: "Pods in another namespace", objects: service("selector: {app: NS-there},", ports) + strings.ReplaceAll(backend("web", "app: NS-there", serving), "namespace: NS}", "namespace: default}"), then: []string{"true"}, at: "none", code: "selector-namespace", says: "namespace default"},
-	{name: "a quota", objects: "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: none, namespace: NS}\nspec: {hard: {pods: 0}}\n---\n" + backend("web", "app: web", serving) + service(ofWeb, ports), at: "none", code: "workload-empty", says: "has none"},
+	{name: "a quota", objects: "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: none, namespace: NS}\nspec: {hard: {pods: 0}}\n---\n" + backend("web", "app: web", serving) + service(ofWeb, ports), code: "workload-empty", says: "has none"},
 	{name: "an image that is not there", objects: backend("web", "app: web", serving) + service(ofWeb, ports), then: []string{recreate, `kubectl patch deployment web -n NS -p '{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"web.invalid/web:2","imagePullPolicy":"Never"}]}}}}'`}, code: "pods-image", says: "web.invalid/web:2"},
 	{name: "a container that crashes", objects: backend("web", "app: web", serving) + service(ofWeb, ports), then: []string{recreate, `kubectl patch deployment web -n NS -p '{"spec":{"template":{"spec":{"containers":[{"name":"c","args":["echo","--wrong"]}]}}}}'`}, code: "pods-crashing", says: "again and again"},
 	{name: "no node fits", objects: backend("web", "app: web", serving) + service(ofWeb, ports), then: []string{recreate, `kubectl patch deployment web -n NS -p '{"spec":{"template":{"spec":{"nodeSelector":{"disk":"ssd"}}}}}'`}, code: "pods-pending", says: "no node"},
@@ -57,7 +60,6 @@ subsets: [{addresses: [{ip: '$ip'}], ports: [{port: 9376}]}]' | kubectl apply -f
 	{name: "headless, and used by its port", objects: backend("web", "app: web", serving) + service(ofWeb, "clusterIP: None, "+ports), answers: true, code: "headless-port", says: "headless"},
 	{name: "ExternalName without a domain", objects: service("type: ExternalName,", "externalName: db"), at: "none", code: "externalname-unknown", says: `"db"`},
 	{name: "ExternalName to a Service that is not there", objects: service("type: ExternalName,", "externalName: db.NS.svc.cluster.local"), at: "none", code: "externalname-unknown", says: "no Service db"},
-	{name: "no load balancer", objects: backend("web", "app: web", serving) + service(ofWeb, "type: LoadBalancer, "+ports), at: "none", code: "balancer-pending", says: "load balancer"},
 	{name: "a Pod with the node's resolver", objects: fmt.Sprintf(pod, "p", "dnsPolicy: Default,"), ask: []string{"pod", "p"}, at: "none", code: "pod-dns-policy", says: "Default"},
 	{name: "a Pod with another DNS server", objects: fmt.Sprintf(pod, "p", "dnsPolicy: None, dnsConfig: {nameservers: [192.0.2.53]},"), ask: []string{"pod", "p"}, at: "none", code: "pod-dns-server", says: "192.0.2.53"},
 	{name: "a Pod of the node's network", objects: fmt.Sprintf(strings.ReplaceAll(pod, "9376", "19376"), "p", "hostNetwork: true,"), ask: []string{"pod", "p"}, at: "none", code: "pod-dns-hostnetwork", says: "ClusterFirst"},
@@ -70,7 +72,7 @@ subsets: [{addresses: [{ip: '$ip'}], ports: [{port: 9376}]}]' | kubectl apply -f
 
 // more are faults of a whole node, one after the other; and a cluster in which nothing is wrong.
 func (c *cluster) more(t *testing.T) {
-	for _, line := range []string{"kubectl create namespace many", "kubectl apply -f " + c.many(t), "kubectl wait -n many --for=condition=Available --timeout=90s deployment --all"} {
+	for _, line := range []string{"kubectl create namespace many", "kubectl apply -f " + c.many(t), "kubectl wait -n many --for=condition=Available --timeout=90s deployment --all", "kubectl rollout pause -n many deployment b2"} {
 		if out, err := c.shell(t.Context(), line); err != nil {
 			t.Fatalf("%s: %v: %s", line, err, out)
 		}
@@ -85,55 +87,8 @@ func (c *cluster) more(t *testing.T) {
 	if complaint := until(t, patience, healthy); complaint != "" {
 		t.Errorf("200 healthy Services: %s", complaint)
 	}
-	expect := func(t *testing.T, code, says string) {
-		t.Helper()
-		if complaint := until(t, patience, func(ctx context.Context) string {
-			a, first, err := c.explain(ctx, "service", "s0", "-n", "many")
-			if err != nil || len(a.Findings) == 0 || a.Findings[0].Code != code || !strings.Contains(first, says) {
-				return fmt.Sprint(first, err)
-			}
-			if a.Findings[0].On != "" {
-				c.fix(t, a.Findings[0])
-			}
-			return ""
-		}); complaint != "" {
-			t.Error(complaint)
-		}
-	}
-	for _, f := range []struct {
-		name, code, says string
-		wrong, right     func() error
-	}{
-		{"no forwarding", "host-setting", "net.ipv4.ip_forward is 0", func() error { return c.on("node2", "sysctl -w net.ipv4.ip_forward=0") }, nil},
-		{"DNS that is blocked", "dns-unreachable", "node node2", c.block("output", "udp dport 53", true), c.block("output", "", false)},
-		{"endpoints that are blocked", "endpoint-unreachable", "from node node2", c.block("output", "tcp dport 9376", true), c.block("output", "", false)},
-		{"rules that somebody removed", "proxy-drift", "node2", func() error { return c.on("node2", "nft flush ruleset") }, nil},
-		{"a node that is cut off", "node-not-ready", "node2", func() error { return c.Cut("node2") }, func() error { return c.Heal("node2") }},
-		{"an agent that was killed", "node-not-ready", "node2", c.Node("node2").Kill, c.Node("node2").Start},
-	} {
-		t.Run(f.name, func(t *testing.T) {
-			if err := f.wrong(); err != nil {
-				t.Fatal(err)
-			}
-			expect(t, f.code, f.says)
-			if f.right != nil {
-				if err := f.right(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if f.code == "proxy-drift" {
-				return // it is said for five minutes
-			}
-			if complaint := until(t, patience, func(ctx context.Context) string {
-				a, first, err := c.explain(ctx, "service", "s0", "-n", "many")
-				if err != nil || len(a.Findings) > 0 && a.Findings[0].Code == f.code {
-					return fmt.Sprint(first, err)
-				}
-				return ""
-			}); complaint != "" {
-				t.Errorf("afterwards: %s", complaint)
-			}
-		})
+	for _, f := range c.ofNodes() {
+		t.Run(f.name, func(t *testing.T) { c.tryNode(t, f) })
 	}
 }
 
@@ -153,6 +108,16 @@ func (c *cluster) on(node, line string) error {
 	return err
 }
 
+// odd is what looks as if something were wrong, and is not: a StatefulSet with its headless Service, a Job that has ended, a Deployment that was
+// paused when its Pods were there, a Pod with the node's resolver, a Service for UDP and TCP, an Ingress, a name with a dot.
+var odd = strings.ReplaceAll(stateful("peers", serving), "name: web,", "name: peers,") +
+	strings.Replace(service("selector: {app: web},", "clusterIP: None, ports: [{port: 9376}]"), "name: web,", "name: peers,", 1) +
+	"apiVersion: batch/v1\nkind: Job\nmetadata: {name: once, namespace: NS}\nspec: {template: {metadata: {labels: {app: b0}}, spec: {restartPolicy: Never, containers: [{name: c, image: portal, args: [version]}]}}}\n---\n" +
+	fmt.Sprintf(pod, "alone", "dnsPolicy: Default,") +
+	strings.Replace(service("selector: {app: b1},", "ports: [{name: t, port: 53, targetPort: 9376}]"), "name: web,", "name: both,", 1) +
+	strings.Replace(alias("www.example.com.", ""), "name: web,", "name: dotted,", 1) +
+	strings.Replace(ingress(class, toWeb, ""), "name: web, port: {number: 80}", "name: s0, port: {number: 80}", 1)
+
 // many is a file with 200 Services of all sorts, and what is behind them.
 func (c *cluster) many(t *testing.T) string {
 	t.Helper()
@@ -168,16 +133,21 @@ func (c *cluster) many(t *testing.T) string {
 			"sessionAffinity: ClientIP, " + ports, "ports: [{name: a, port: 80, targetPort: 9376}, {name: b, port: 443, targetPort: http}]",
 			"internalTrafficPolicy: Local, " + ports, "type: NodePort, externalTrafficPolicy: Local, " + ports, fmt.Sprintf("externalIPs: [198.51.100.%d], %s", i%200+1, ports),
 			"publishNotReadyAddresses: true, " + ports, "trafficDistribution: PreferClose, " + ports, "EXTERNAL", "SLICE",
-		}[i%14]
+			"type: LoadBalancer, " + ports, "type: LoadBalancer, externalTrafficPolicy: Local, " + ports, "clusterIP: None", "ENDPOINTS",
+		}[i%18]
 		switch spec {
 		case "EXTERNAL":
 			selector, spec = "", "type: ExternalName, externalName: www.example.com"
+		case "ENDPOINTS":
+			selector, spec = "", ports
+			fmt.Fprintf(&out, "apiVersion: v1\nkind: Endpoints\nmetadata: {name: s%d, namespace: NS}\nsubsets: [{addresses: [{ip: 192.0.2.11}], ports: [{port: 9376}]}]\n---\n", i)
 		case "SLICE":
 			selector, spec = "", ports
 			out.WriteString(strings.NewReplacer("web-1", fmt.Sprintf("s%d-1", i), "service-name: web", fmt.Sprintf("service-name: s%d", i)).Replace(handMade) + "ports: [{port: 9376}]\nendpoints: [{addresses: [192.0.2.10]}]\n---\n")
 		}
 		out.WriteString(strings.ReplaceAll(service(selector, spec), "name: web,", fmt.Sprintf("name: s%d,", i)))
 	}
+	out.WriteString(odd)
 	path := filepath.Join(t.TempDir(), "many.yaml")
 	if err := os.WriteFile(path, []byte(strings.ReplaceAll(out.String(), "NS", "many")), 0o600); err != nil {
 		t.Fatal(err)

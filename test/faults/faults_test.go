@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"portal/internal/explain"
@@ -28,7 +30,7 @@ type fault struct {
 	then []string
 	// ask is what explain is asked; default: service web.
 	ask []string
-	// code is that of the first finding, and says is in its verdict.
+	// code is that of the first finding, empty: any; and says is in its verdict.
 	code, says string
 	// at is what must answer after the fix; default: the cluster IP of the Service web. "none": nothing can be typed that would help.
 	at string
@@ -87,7 +89,7 @@ func startLab(t *testing.T) *cluster {
 	dir := t.TempDir()
 	l, err := lab.Start(t.Context(), lab.Options{
 		Name: fmt.Sprintf("f%d", os.Getpid()), Dir: filepath.Join(dir, "lab"), Portal: harness.Portal(), Nodes: 2,
-		ServerArgs: []string{"--node-monitor-grace-period=10s"},
+		ServerArgs: []string{"--node-monitor-grace-period=10s"}, BalancerPools: pools,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +112,7 @@ func startLab(t *testing.T) *cluster {
 			t.Fatal(err)
 		}
 	}
-	return &cluster{l, append(os.Environ(), "KUBECONFIG="+l.Kubeconfig, "PATH="+bin+":"+os.Getenv("PATH")), dir}
+	return &cluster{l, append(os.Environ(), "LAB="+l.Name, "KUBECONFIG="+l.Kubeconfig, "PATH="+bin+":"+os.Getenv("PATH")), dir}
 }
 
 // shell runs a line as a person would.
@@ -237,8 +239,13 @@ func (c *cluster) try(t *testing.T, namespace string, f fault) {
 	if ask == nil {
 		ask = []string{"service", "web"}
 	}
+	ask = slices.Clone(ask)
 	for i := range ask {
-		ask[i] = c.fill(t, within(ask[i]), namespace)
+		filled, err := c.fill(t.Context(), within(ask[i]), namespace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask[i] = filled
 	}
 	var answer explain.Answer
 	if complaint := until(t, patience, func(ctx context.Context) string {
@@ -246,7 +253,7 @@ func (c *cluster) try(t *testing.T, namespace string, f fault) {
 		if answer, _, err = c.explain(ctx, append(ask, "-n", namespace)...); err != nil {
 			return err.Error()
 		}
-		if len(answer.Findings) == 0 || answer.Findings[0].Code != f.code || !strings.Contains(answer.Verdict, within(f.says)) {
+		if len(answer.Findings) == 0 || f.code != "" && answer.Findings[0].Code != f.code || !strings.Contains(answer.Verdict, within(f.says)) {
 			code := ""
 			if len(answer.Findings) > 0 {
 				code = answer.Findings[0].Code
@@ -260,7 +267,7 @@ func (c *cluster) try(t *testing.T, namespace string, f fault) {
 	if f.at == "none" {
 		return
 	}
-	at := c.fill(t, within(f.at), namespace)
+	at := within(f.at)
 	if !f.answers {
 		if err := c.get(t.Context(), f.from, at, namespace); err == nil {
 			t.Errorf("it answers before it is fixed: %s", answer.Verdict)
@@ -277,17 +284,46 @@ func (c *cluster) try(t *testing.T, namespace string, f fault) {
 	}
 }
 
-// fill puts the cluster IP of the Service web in a text.
-func (c *cluster) fill(t *testing.T, text, namespace string) string {
-	t.Helper()
-	if !strings.Contains(text, "VIP") {
-		return text
+// fill puts addresses in a text: VIP is the cluster IP of the Service web, LBIP its load balancer's, ENTRY that of all Ingresses, and POD that of
+// the Pod p.
+func (c *cluster) fill(ctx context.Context, text, namespace string) (string, error) {
+	of := func(ns, name string, address func(*corev1.Service) string) func() (string, error) {
+		return func() (string, error) {
+			s, err := c.API.CoreV1().Services(ns).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return "", err
+			}
+			return address(s), nil
+		}
 	}
-	s, err := c.API.CoreV1().Services(namespace).Get(t.Context(), "web", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
+	balancer := func(s *corev1.Service) string {
+		if len(s.Status.LoadBalancer.Ingress) == 0 {
+			return ""
+		}
+		return s.Status.LoadBalancer.Ingress[0].IP
 	}
-	return strings.ReplaceAll(text, "VIP", s.Spec.ClusterIP)
+	for word, find := range map[string]func() (string, error){
+		"VIP":   of(namespace, "web", func(s *corev1.Service) string { return s.Spec.ClusterIP }),
+		"LBIP":  of(namespace, "web", balancer),
+		"ENTRY": of("kube-system", "portal-ingress", balancer),
+		"POD": func() (string, error) {
+			p, err := c.API.CoreV1().Pods(namespace).Get(ctx, "p", metav1.GetOptions{})
+			if err != nil {
+				return "", err
+			}
+			return p.Status.PodIP, nil
+		},
+	} {
+		if !strings.Contains(text, word) {
+			continue
+		}
+		address, err := find()
+		if err != nil || address == "" {
+			return "", fmt.Errorf("%s: no address yet: %w", word, err)
+		}
+		text = strings.ReplaceAll(text, word, address)
+	}
+	return text, nil
 }
 
 // fix types what is printed.
@@ -310,7 +346,7 @@ func (c *cluster) fix(t *testing.T, f explain.Finding) {
 	}
 }
 
-// get asks over HTTP: at a URL, or at the cluster IP and first port of the Service web.
+// get asks over HTTP: with arguments of curl, or at the cluster IP and first port of the Service web.
 func (c *cluster) get(ctx context.Context, from, at, namespace string) error {
 	if at == "" {
 		s, err := c.API.CoreV1().Services(namespace).Get(ctx, "web", metav1.GetOptions{})
@@ -322,10 +358,14 @@ func (c *cluster) get(ctx context.Context, from, at, namespace string) error {
 		}
 		at = "http://" + net.JoinHostPort(s.Spec.ClusterIP, fmt.Sprint(s.Spec.Ports[0].Port)) + "/"
 	}
+	at, err := c.fill(ctx, at, namespace)
+	if err != nil {
+		return err
+	}
 	m := c.Node("node1")
 	if from == "client" {
 		m = c.Client
 	}
-	_, err := m.Exec(ctx, "curl", "-sS", "--fail", "--max-time", "2", at)
+	_, err = m.Exec(ctx, append([]string{"curl", "-sS", "--fail", "--max-time", "2"}, strings.Fields(at)...)...)
 	return err
 }
