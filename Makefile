@@ -147,7 +147,7 @@ test-kills: build ## kill agents, the server and a node under load, in each prox
 .PHONY: test-faults
 test-faults: build ## inject every fault of the catalogue in a lab: portal explain names the cause, and its fix, typed as printed, works (15 minutes)
 	@hack/need python3 ip nft iptables conntrack curl openssl
-	GOFLAGS=-tags=fieldsv1string,faults go test -vet=off -count=1 -v -timeout 60m ./test/faults
+	GOFLAGS=-tags=fieldsv1string,faults go test -vet=off -count=1 -v -parallel 6 -timeout 60m ./test/faults
 
 FUZZ_TIME ?= 5m
 .PHONY: fuzz

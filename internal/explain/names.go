@@ -12,14 +12,17 @@ func (v *View) similar(k Key) *Service {
 		return swapped
 	}
 	var best *Service
+	distance := func(s *Service) int {
+		return min(edits(s.Name, k.Name), edits(k.Name, s.Name)) + min(edits(s.Namespace, k.Namespace), edits(k.Namespace, s.Namespace))
+	}
 	for _, s := range v.order {
 		switch {
 		case s.Namespace == k.Namespace && near(s.Name, k.Name):
 			return s
-		case near(s.Namespace, k.Namespace) && near(s.Name, k.Name) && best == nil:
-			best = s
-		case s.Name == k.Name && (best == nil || near(s.Namespace, k.Namespace)):
-			best = s
+		case s.Name == k.Name, near(s.Namespace, k.Namespace) && near(s.Name, k.Name):
+			if best == nil || distance(s) < distance(best) {
+				best = s
+			}
 		}
 	}
 	return best

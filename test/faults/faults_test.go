@@ -145,10 +145,15 @@ func until(t *testing.T, limit time.Duration, f func(ctx context.Context) string
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
+	complaint := ""
 	for {
-		complaint := f(ctx)
-		if complaint == "" {
+		// What is cut off by the limit says nothing; what was wrong before it does.
+		now := f(ctx)
+		if now == "" {
 			return ""
+		}
+		if ctx.Err() == nil || complaint == "" {
+			complaint = now
 		}
 		select {
 		case <-ctx.Done():
