@@ -34,9 +34,11 @@ export class Flow {
 
   takeOne(key: string, data: ServiceTraffic) {
     this.last = data;
-    this.rates.set(key, data.rates);
-    this.endpoints = data.endpoints;
-    if (!data.missing) this.add(key, { ...data.rates, at: Date.parse(data.at) / 1000 });
+    if (!data.missing) {
+      this.rates.set(key, data.rates);
+      this.endpoints = data.endpoints;
+      this.add(key, { ...data.rates, at: Date.parse(data.at) / 1000 });
+    }
     this.notify();
   }
 

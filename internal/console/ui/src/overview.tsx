@@ -238,6 +238,9 @@ function useRowHeight(): number {
   return narrow ? 76 : 48;
 }
 
+/** rated says whether there are live rates: without them there is no column for them. */
+const rated = () => flow.last !== undefined && !flow.last.missing;
+
 /** step is how many rows are drawn, and left out, at once. */
 const step = 10;
 
@@ -299,9 +302,9 @@ function Table({ rows, counts, sort, down, by }: { rows: Service[]; counts: numb
   // The selected row stays in the page, so that the keyboard's focus is not lost.
   const extra = current < view.first || current >= view.last ? [rows[current]!] : [];
   return (
-    <div class="table" role="table" aria-label="Services" aria-rowcount={rows.length + 1}>
+    <div class={rated() ? "table rated" : "table"} role="table" aria-label="Services" aria-rowcount={rows.length + 1}>
       <div class="head" role="row" aria-rowindex={1}>
-        {columns.map(([column, name, label]) => (
+        {columns.filter(([column]) => column !== "traffic" || rated()).map(([column, name, label]) => (
           <span key={column} role="columnheader" class={"c-" + column} aria-sort={sort === column ? (down ? "descending" : "ascending") : "none"}>
             <button onClick={() => by(column)} aria-label={`Sort by ${label.toLowerCase()}`} title={`Sort by ${label.toLowerCase()}`}>
               {name}
@@ -313,7 +316,7 @@ function Table({ rows, counts, sort, down, by }: { rows: Service[]; counts: numb
       <div class="rows" role="rowgroup" ref={body} onKeyDown={key} style={{ height: `${rows.length * height}px` }}>
         {[...shown, ...extra].map((s, i) => {
           const index = i < shown.length ? view.first + i : current;
-          return <TableRow key={s.ns + "/" + s.name} s={s} index={index} top={index * height} selected={index === current} now={now} counts={flow.rates.has(keyOf(s)) || flow.history(keyOf(s)).length > 0 ? counts : 0} />;
+          return <TableRow key={s.ns + "/" + s.name} s={s} index={index} top={index * height} selected={index === current} now={now} counts={flow.rates.has(keyOf(s)) || flow.history(keyOf(s)).length > 0 ? counts : rated() ? -1 : 0} />;
         })}
       </div>
     </div>
@@ -362,9 +365,11 @@ function RowCells({ s, index, top, selected, now }: RowProps) {
       <span role="cell" class="c-endpoints">
         {s.type === "ExternalName" ? <small>outside</small> : <Meter ready={s.ready} total={s.total} />}
       </span>
-      <span role="cell" class="c-traffic">
-        <RowTraffic name={keyOf(s)} />
-      </span>
+      {rated() && (
+        <span role="cell" class="c-traffic">
+          <RowTraffic name={keyOf(s)} />
+        </span>
+      )}
       <span role="cell" class="c-age">
         {ago(s.created, now)}
       </span>
@@ -376,7 +381,6 @@ function RowCells({ s, index, top, selected, now }: RowProps) {
 const sparkPoints = 30;
 
 function RowTraffic({ name }: { name: string }) {
-  if (!flow.last || flow.last.missing) return <small>–</small>;
   const now = flow.rates.get(name);
   const points = flow.history(name).slice(-sparkPoints);
   const most = Math.max(1, ...points.map((p) => p.new));

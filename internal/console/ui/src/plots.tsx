@@ -120,14 +120,15 @@ function Chart({ plot, points }: { plot: Plot; points: Point[] }) {
   return (
     <figure class="plot">
       <figcaption>
-        <b>{plot.title}</b>
+        <span>
+          <b>{plot.title}</b> <small>{at !== null && shown ? "at " + clock(shown.at) : ""}</small>
+        </span>
         <span class="keys">
           {plot.lines.map((line) => (
             <span key={line.name}>
               <i class={"ink-" + line.ink} aria-hidden="true" /> {line.name} <b>{value(line)}</b>
             </span>
           ))}
-          {at !== null && shown ? <small>{clock(shown.at)}</small> : null}
         </span>
       </figcaption>
       <div class="canvas" ref={frame} role="img" aria-label={label} />
@@ -149,30 +150,33 @@ export function Traffic({ name }: { name: string }) {
   const last = flow.last;
   const now: Rates | undefined = flow.rates.get(name);
   const points = flow.history(name);
-  if (!last || (!last.missing && !now))
+  const bytes = last?.bytes || points.some((p) => p.bytes > 0);
+  const latency = last?.latency || points.some((p) => p.p50);
+  if (last?.missing && points.length === 0) return <p class="hint">{sentence(last.missing)}</p>;
+  if (!last || !now)
     return (
       <p class="hint" role="status">
         The nodes begin to count …
       </p>
     );
-  if (last.missing) return <p class="hint">{sentence(last.missing)}</p>;
   return (
     <>
+      {last.missing && <p class="hint">{sentence("At the moment " + last.missing)}</p>}
       <dl class="figures">
-        <Figure name="new a second" value={rate(now!.new)} />
-        <Figure name="open" value={now!.open.toLocaleString("en")} />
-        <Figure name="resets a second" value={rate(now!.resets)} />
-        {last.bytes && <Figure name="bytes a second" value={size(now!.bytes)} />}
-        {last.latency && <Figure name="half answered within" value={now!.p50 ? duration(now!.p50) : "–"} />}
-        {last.latency && <Figure name="99 % within" value={now!.p99 ? duration(now!.p99) : "–"} />}
+        <Figure name="new a second" value={rate(now.new)} />
+        <Figure name="open" value={now.open.toLocaleString("en")} />
+        <Figure name="resets a second" value={rate(now.resets)} />
+        {bytes && <Figure name="bytes a second" value={size(now.bytes)} />}
+        {latency && <Figure name="half answered within" value={now.p50 ? duration(now.p50) : "–"} />}
+        {latency && <Figure name="99 % within" value={now.p99 ? duration(now.p99) : "–"} />}
       </dl>
       <div class="plots">
         <Chart plot={plots.new} points={points} />
         <Chart plot={plots.open} points={points} />
-        {last.bytes && <Chart plot={plots.bytes} points={points} />}
-        {last.latency && <Chart plot={plots.latency} points={points} />}
+        {bytes && <Chart plot={plots.bytes} points={points} />}
+        {latency && <Chart plot={plots.latency} points={points} />}
       </div>
-      <Source />
+      {!last.missing && <Source />}
     </>
   );
 }

@@ -60,7 +60,8 @@ export function ServicePage({ namespace, name, place }: { namespace: string; nam
 function Content({ detail, gone, timeline, place }: { detail: Detail; gone: boolean; timeline: Detail; place: Place }) {
   const s = detail.service;
   const now = useNow(1000);
-  const health = gone ? "broken" : s.health;
+  const wrong = detail.findings?.some((f) => f.severity !== "notice");
+  const health = gone ? "broken" : s.health === "ok" && wrong ? "warning" : s.health;
   return (
     <>
       <div class="crumbs">
@@ -72,6 +73,7 @@ function Content({ detail, gone, timeline, place }: { detail: Detail; gone: bool
           <h1>{s.name}</h1>
           <p role="status" id="verdict">
             {gone ? "This Service was deleted." : (sentence(s.problem) ?? (s.type === "ExternalName" ? `Leads to ${s.cname}.` : `${count(s.ready, "endpoint")} ready${s.zones?.length ? ` in ${count(s.zones.length, "zone")}` : ""}.`))}
+            {!gone && s.health === "ok" && wrong ? " But something else is wrong:" : ""}
           </p>
         </div>
       </section>
@@ -95,7 +97,7 @@ function Content({ detail, gone, timeline, place }: { detail: Detail; gone: bool
         <Trace detail={detail} place={place} />
       </section>
       <div class="columns">
-        <section class="card wide">
+        <section class="card">
           <h2>What happened</h2>
           <Timeline detail={timeline} now={now} />
         </section>

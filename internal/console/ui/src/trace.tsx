@@ -47,7 +47,7 @@ export function Trace({ detail, place }: { detail: Detail; place: Place }) {
   useEffect(() => {
     if (!linked.from || !linked.to) return;
     run(linked);
-    frame.current?.scrollIntoView({ block: "start" });
+    frame.current?.closest(".card")?.scrollIntoView({ block: "start" });
   }, []);
   const submit = (e: Event) => {
     e.preventDefault();

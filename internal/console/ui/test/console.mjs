@@ -264,6 +264,9 @@ async function traffic() {
   await page.getByRole("button", { name: /Sort by new/ }).click();
   await page.waitForFunction(() => document.querySelector(".row[aria-rowindex='2'] b")?.textContent === "web");
   await accessible(page, "overview with rates");
+  await page.goto(given.lab.replace(/#.*/, ""));
+  await row.waitFor();
+  await page.waitForTimeout(given.shots ? 30_000 : 0);
   await shot(page, "lab-overview");
   step("a Service's page has figures and plots");
   await row.getByRole("link").click();
@@ -276,11 +279,15 @@ async function traffic() {
   });
   step(JSON.stringify(await figures()));
   await page.waitForFunction(() => [...document.querySelectorAll("table tbody tr")].filter((r) => parseFloat(r.querySelector("td.n")?.textContent) > 0).length === 2);
-  // The plots have something drawn in them, in the colour of their line.
-  await page.waitForTimeout(given.shots ? 40_000 : 3_000);
+  // The plots have something drawn in them, in the colour of their line, and go on: they are not made anew with each figure.
+  await page.evaluate(() => (document.querySelector(".plot canvas").mark = "first"));
+  await page.waitForTimeout(given.shots ? 40_000 : 5_000);
+  assert.equal(await page.evaluate(() => document.querySelector(".plot canvas").mark), "first", "a plot was made anew");
   const inked = await page.evaluate(() => [...document.querySelectorAll(".plot canvas")].map((c) => new Set(new Uint32Array(c.getContext("2d").getImageData(0, 0, c.width, c.height).data.buffer)).size));
   assert.ok(inked.every((n) => n > 3), `colours in the plots: ${inked}`);
-  await page.hover(".plot .u-over");
+  const box = await page.locator(".plot .u-over").first().boundingBox();
+  await page.mouse.move(box.x + box.width - 20, box.y + box.height / 2);
+  await page.locator(".plot figcaption small", { hasText: "at " }).first().waitFor();
   await accessible(page, "service with plots");
   await shot(page, "lab-service", true);
   step("the trace has the words of the command");
