@@ -78,7 +78,16 @@ func (a *account) hold() (_ *objects, release func(), err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := a.console.spawn(ctx, func(ctx context.Context) { made.ended, made.stop = context.WithCancel(ctx) }, func() { made.run() }); err != nil {
+		if a.console.copies.Add(1) > maxFeeds {
+			a.console.copies.Add(-1)
+			return nil, nil, errTooManyFeeds
+		}
+		run := func() {
+			defer a.console.copies.Add(-1)
+			made.run()
+		}
+		if err := a.console.spawn(ctx, func(ctx context.Context) { made.ended, made.stop = context.WithCancel(ctx) }, run); err != nil {
+			a.console.copies.Add(-1)
 			return nil, nil, err
 		}
 		a.objects = made

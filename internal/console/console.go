@@ -82,7 +82,8 @@ type Console struct {
 	// running ends with Run; nil before it.
 	running context.Context
 	feeds   sync.WaitGroup
-	live    atomic.Int32 // feeds
+	// live counts feeds, copies the accounts' objects.
+	live, copies atomic.Int32
 }
 
 // New makes a console.
