@@ -22,12 +22,10 @@ import (
 func TestConsoleTraffic(t *testing.T) {
 	buildConsole(t)
 	l := startLab(t, lab.Options{Nodes: 2, Zones: 2})
-	labKubectl(t, l, backends("web", "node1", 2)+backends("idle", "node2", 1), "apply")
-	labKubectl(t, l, "", "wait", "--for=condition=Available", "--timeout=60s", "deployment/web", "deployment/idle")
-	svc, err := l.API.CoreV1().Services("default").Get(t.Context(), "web", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	labKubectl(t, l, backends("web", "node1", 2)+backends("cart", "node2", 3)+backends("catalog", "node2", 1)+
+		serviceManifest("search", "ClusterIP", "serch", "")+serviceManifest("edge", "LoadBalancer", "web", "")+
+		"---\napiVersion: v1\nkind: Service\nmetadata: {name: payments}\nspec: {type: ExternalName, externalName: pay.example.com}\n", "apply")
+	labKubectl(t, l, "", "wait", "--for=condition=Available", "--timeout=60s", "deployment/web", "deployment/cart", "deployment/catalog")
 	for _, name := range l.NodeNames() {
 		if err := l.Node(name).Do(func() error {
 			for _, setting := range []string{"acct", "timestamp"} {
@@ -40,7 +38,13 @@ func TestConsoleTraffic(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	useService(t, l.Node("node2"), net.JoinHostPort(svc.Spec.ClusterIP, "80"))
+	for name, pause := range map[string]time.Duration{"web": 5 * time.Millisecond, "cart": 100 * time.Millisecond, "edge": 400 * time.Millisecond} {
+		svc, err := l.API.CoreV1().Services("default").Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		useService(t, l.Node("node2"), net.JoinHostPort(svc.Spec.ClusterIP, "80"), pause)
+	}
 	beside, err := harness.Start(t.TempDir(), "console", harness.Portal(), "console", "--kubeconfig", l.Kubeconfig, "--listen", fmt.Sprintf("127.0.0.1:%d", harness.FreePort()))
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +63,7 @@ func TestConsoleTraffic(t *testing.T) {
 }
 
 // useService has a machine use a Service until the test ends: short connections, and a few that stay open.
-func useService(t *testing.T, from *lab.Machine, to string) {
+func useService(t *testing.T, from *lab.Machine, to string, pause time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -95,7 +99,7 @@ func useService(t *testing.T, from *lab.Machine, to string) {
 				_ = open[0].Close()
 				open = open[1:]
 			}
-			time.Sleep(time.Duration(10+n/20%20) * time.Millisecond) // so that the plot has hills
+			time.Sleep(pause + pause*time.Duration(n/50%8)/2) // so that the plot has hills
 		}
 	}()
 }
