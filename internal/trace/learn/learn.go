@@ -41,28 +41,29 @@ func Settings(ctx context.Context, client kubernetes.Interface, nodes []string, 
 	return readKubeProxy(found.Data["config.conf"], s)
 }
 
-// ask asks some nodes which mode their proxy has; the first answer counts.
+// ask asks some nodes which mode their proxy has, all at once; the first in their order that answers counts, so that the same question
+// gets the same words.
 func ask(ctx context.Context, client kubernetes.Interface, nodes []string) (node, mode string) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	type answer struct{ node, mode string }
 	nodes = nodes[:min(len(nodes), asked)]
-	answers := make(chan answer, len(nodes))
-	for _, name := range nodes {
+	answers := make([]chan string, len(nodes))
+	for i, name := range nodes {
+		answers[i] = make(chan string, 1)
 		go func() {
 			// Of one Service that nobody has: the whole answer would be long.
 			data, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix(nodereport.Path).Param("service", "none/none").Do(ctx).Raw()
 			var report nodereport.Report
 			if err != nil || json.Unmarshal(data, &report) != nil || report.Proxy == nil || !slices.Contains(trace.ModeNames(), report.Proxy.Mode) {
-				answers <- answer{}
+				answers[i] <- ""
 				return
 			}
-			answers <- answer{name, report.Proxy.Mode}
+			answers[i] <- report.Proxy.Mode
 		}()
 	}
-	for range nodes {
-		if a := <-answers; a.mode != "" {
-			return a.node, a.mode
+	for i, name := range nodes {
+		if mode := <-answers[i]; mode != "" {
+			return name, mode
 		}
 	}
 	return "", ""
