@@ -38,9 +38,9 @@ func deaf(t *testing.T) netip.AddrPort {
 // TestConnectTimeout: an endpoint that does not answer costs its time, and another one is tried.
 func TestConnectTimeout(t *testing.T) {
 	at, s := unused(t), serve(t, echo)
-	silent := deaf(t)
+	mute := deaf(t)
 	e := newEngine(t, Options{})
-	cfg := tcpConfig(at, silent, s.address)
+	cfg := tcpConfig(at, mute, s.address)
 	cfg.Pools["web"].ConnectTimeout = time.Second
 	apply(t, e, cfg)
 	// One of two connections goes to the deaf one first.
@@ -51,7 +51,7 @@ func TestConnectTimeout(t *testing.T) {
 		t.Error("no other endpoint was tried")
 	}
 	// A client that is waiting for its endpoint does not keep the engine from ending.
-	apply(t, e, tcpConfig(at, silent))
+	apply(t, e, tcpConfig(at, mute))
 	c := dialTo(t, at)
 	eventually(t, "it is being connected", func() bool { return e.Pool("web").Endpoints()[0].Active() == 1 })
 	e.Close()

@@ -168,7 +168,7 @@ func (c *http2Client) opened(id uint32, ended, itself bool) (*http2Stream, error
 	c.last = id
 	switch {
 	case c.ending:
-		// The client has been told that this one is not served, or will be.
+		// GOAWAY names an earlier one as the last that is answered.
 		c.closed[id>>1%uint32(len(c.closed))] = closedStream{id, true}
 		return nil, nil
 	case itself || !c.head.complete():
