@@ -75,7 +75,6 @@ func restarted(t *testing.T, l *lab.Lab, nodes map[string]string, a netip.Addr) 
 	answers(t, l, a, "/")
 	before := neighbour(t, l, nodes, a)
 	x := trafficOf(t, l, []reached{{"web", netip.AddrPortFrom(a, 80).String(), false}}, 20, 4)
-	starts, asked := agentStarts(l, before), 0
 	restartAgent(t, l, before, func() {
 		// So that it has to be asked for again.
 		on(t, l.Router, "ip", "neigh", "flush", "to", a.String())
@@ -83,13 +82,7 @@ func restarted(t *testing.T, l *lab.Lab, nodes map[string]string, a netip.Addr) 
 		if got := neighbour(t, l, nodes, a); got != before {
 			t.Fatalf("%s moved from %s to %s", a, before, got)
 		}
-		if agentStarts(l, before) == starts {
-			asked++
-		}
 	})
-	if asked == 0 {
-		t.Error("the agent was back before anybody asked for its address")
-	}
 	x.report(t, nil)
 	if log, err := os.ReadFile(filepath.Join(lab.NodeDir(l.Dir, before), "balancing", "standin.log")); err != nil || !strings.Contains(string(log), "standing in") {
 		t.Errorf("nobody stood in: %v, %s", err, log)
