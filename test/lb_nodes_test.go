@@ -50,8 +50,8 @@ func TestLabBalancerNodes(t *testing.T) {
 
 const nodesPool = "192.168.100.240-192.168.100.249"
 
-// parts are `portal proxy` and `portal lb` as processes of their own on every node, as beside a kubelet.
-type parts struct {
+// ownParts are `portal proxy` and `portal lb` as processes of their own on every node, as beside a kubelet.
+type ownParts struct {
 	l       *lab.Lab
 	dir     string
 	running map[string]*part // by node and program
@@ -62,9 +62,9 @@ type part struct {
 	done chan struct{}
 }
 
-func startParts(t *testing.T, l *lab.Lab) *parts {
+func startParts(t *testing.T, l *lab.Lab) *ownParts {
 	t.Helper()
-	p := &parts{l: l, dir: t.TempDir(), running: map[string]*part{}}
+	p := &ownParts{l: l, dir: t.TempDir(), running: map[string]*part{}}
 	t.Cleanup(func() {
 		for name, one := range p.running {
 			one.stop()
@@ -81,7 +81,7 @@ func startParts(t *testing.T, l *lab.Lab) *parts {
 	return p
 }
 
-func (p *parts) start(t *testing.T, node, program string) {
+func (p *ownParts) start(t *testing.T, node, program string) {
 	t.Helper()
 	args := []string{program, "--kubeconfig", filepath.Join(lab.NodeDir(p.l.Dir, "server"), "admin.kubeconfig"), "--hostname-override", node, "--metrics-bind-address", "127.0.0.1:0"}
 	if program == "lb" {
@@ -108,7 +108,7 @@ func (p *parts) start(t *testing.T, node, program string) {
 }
 
 // restart stops a node's programs, one after the other, and starts them again when they have ended.
-func (p *parts) restart(t *testing.T, node string) {
+func (p *ownParts) restart(t *testing.T, node string) {
 	t.Helper()
 	before := *memberOf(t, p.l, node).Spec.HolderIdentity
 	for _, program := range []string{"proxy", "lb"} {
