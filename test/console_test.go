@@ -179,6 +179,26 @@ func checkConsoleTrace(t *testing.T, api *harness.API, alice, bob *http.Client) 
 	}
 }
 
+// checkConsoleFindings: a page has what `portal explain` says, of what its user may see.
+func checkConsoleFindings(t *testing.T, api *harness.API, alice, bob *http.Client) {
+	t.Helper()
+	at := api.URL + "/console/api/stream/services/"
+	var page struct{ Findings []struct{ Verdict string } }
+	_, data := streamEvent(t, alice, at+"shop/search", `"findings":[`)
+	if err := json.Unmarshal([]byte(data), &page); err != nil {
+		t.Errorf("%v: %.300s", err, data)
+		return
+	}
+	// Its exit status says that something is wrong.
+	said, _ := harness.Run(t.Context(), nil, harness.Portal(), "explain", "--kubeconfig", api.Kubeconfig, "service", "search", "-n", "shop")
+	if !strings.Contains(said, page.Findings[0].Verdict) {
+		t.Errorf("the page says %q, and the command\n%s", page.Findings[0].Verdict, said)
+	}
+	if _, data := streamEvent(t, bob, at+"billing/reports", `"findings":[`); data == "" {
+		t.Error("somebody who may read one namespace gets no findings there")
+	}
+}
+
 // checkConsoleTraffic: without the right to ask nodes there are no figures, and the page gets the reason; with it, it gets what nodes say.
 func checkConsoleTraffic(t *testing.T, page string, alice, bob *http.Client) {
 	t.Helper()
@@ -219,6 +239,7 @@ func TestConsoleAccess(t *testing.T) {
 	if _, hidden := firstEvent(t, bob, page+"stream/services/shop/web"); !strings.Contains(hidden, `"found":false`) || strings.Contains(hidden, "10.244") {
 		t.Errorf("bob sees a Service that he may not: %.300s", hidden)
 	}
+	checkConsoleFindings(t, api, alice, bob)
 	checkConsoleTrace(t, api, alice, bob)
 	checkConsoleTraffic(t, page, alice, bob)
 	if code, answer := sendJSON(t, bob, page+"signout", `{}`); code != http.StatusOK {

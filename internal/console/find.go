@@ -13,6 +13,8 @@ const (
 	// is spent on them.
 	findingsEvery   = 2 * time.Second
 	findingsTimeout = 20 * time.Second
+	// longestRest is after what time there is another look all the same.
+	longestRest = 30 * time.Second
 	// settle is how long a look waits after a change: what is watched for findings may come a little later than what is shown.
 	settle = 300 * time.Millisecond
 	// aroundEvery is how soon a change elsewhere in the namespace has a page look again, and findingsAnyway when it looks without a
@@ -40,12 +42,16 @@ func (p *page) find(ctx context.Context, c *Console, s *session, f *feed, k key)
 		started := time.Now()
 		seen := p.state(f, k)
 		found, revision, err := p.lookFor(ctx, c, s, objects, k, first)
-		if err != nil {
-			found = nil
+		rest := min(max(findingsEvery, 10*time.Since(started)), longestRest)
+		if err != nil { // what was found before stays, and is looked for again whether something changes or not
+			if !sleep(ctx, rest) {
+				return
+			}
+			continue
 		}
 		first = false
 		p.change(func() { p.findings = found })
-		if !sleep(ctx, max(findingsEvery, 10*time.Since(started))) {
+		if !sleep(ctx, rest) {
 			return
 		}
 		p.awaitReason(ctx, f, k, seen, func() bool { return objects.touchedAt(k.namespace) != revision || objects.ended.Err() != nil })
