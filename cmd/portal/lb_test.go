@@ -74,7 +74,7 @@ func TestMetricsWithoutWorker(t *testing.T) {
 // TestLeaseNamespace: Leases are where the flag says, which must be a namespace.
 func TestLeaseNamespace(t *testing.T) {
 	for namespace, want := range map[string]string{"portal-lb": "", "": "--lease-namespace", "a/b": `--lease-namespace: "a/b" can't be a namespace`} {
-		o := lbOptions{hostname: "m1", class: controller.DefaultClass, leases: namespace, balancers: balancerOptions{announce: []string{announceNone}, onStop: onStopWithdraw}}
+		o := lbOptions{hostname: "m1", class: controller.DefaultClass, leases: namespace, balancers: balancerOptions{announce: []string{announceNone}, onStop: onStopWithdraw, l2OnStop: onStopKeep}}
 		out, err := o.options(slog.New(slog.DiscardHandler))
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", namespace, err, want)

@@ -46,7 +46,7 @@ func ListenerAt(address string) (Holder, bool) {
 	}
 	wanted, _ := netip.ParseAddr(host) // a name, or none: any address
 	var sockets []string
-	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+	for _, file := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
 		data, _ := os.ReadFile(file)
 		sockets = append(sockets, listening(string(data), wanted.Unmap(), uint16(number))...)
 	}

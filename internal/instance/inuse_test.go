@@ -34,7 +34,7 @@ func TestListenHelper(t *testing.T) {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 }
 
-// Who has a port or a file is told by process and command.
+// TestWhoIsInTheWay: whoever has a port or a file is named by process and command.
 func TestWhoIsInTheWay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestListenHelper$", "-test.v")
