@@ -39,7 +39,7 @@ const (
 	maxHistory   = 100
 	maxHistories = 2000
 	maxMoments   = 200
-	// manyAtOnce is when changes are told together.
+	// manyAtOnce is from how many on changes are shown together.
 	manyAtOnce = 12
 )
 

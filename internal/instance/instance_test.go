@@ -69,7 +69,7 @@ func TestStopsWaitingWithTheContext(t *testing.T) {
 func TestHelper(t *testing.T) {
 	lock := os.Getenv("PORTAL_TEST_LOCK")
 	if lock == "" {
-		t.SkipNow()
+		return
 	}
 	if _, err := Acquire(t.Context(), lock, 0, nil); err != nil {
 		t.Fatal(err)

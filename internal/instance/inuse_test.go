@@ -19,7 +19,7 @@ import (
 func TestListenHelper(t *testing.T) {
 	path := os.Getenv("PORTAL_TEST_FILE")
 	if path == "" {
-		t.SkipNow()
+		return
 	}
 	f, err := os.Create(path)
 	if err != nil {

@@ -81,10 +81,7 @@ func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 // raw serves UDP with whatever a test makes of a query, several datagrams if it wants to.
 func raw(t *testing.T, reply func(r *dns.Msg) [][]byte) netip.AddrPort {
 	t.Helper()
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := listenUDP(t)
 	done := make(chan struct{})
 	t.Cleanup(func() { c.Close(); <-done })
 	go func() {
@@ -175,12 +172,29 @@ func TestMalformedAnswersAreNotRelayed(t *testing.T) {
 	}
 }
 
+// listenUDP listens at a port that is free for TCP, too.
+func listenUDP(t *testing.T) net.PacketConn {
+	t.Helper()
+	for {
+		c, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.Listen("tcp", c.LocalAddr().String())
+		if err == nil {
+			l.Close()
+			return c
+		}
+		c.Close()
+	}
+}
+
 // beside serves TCP at the port that a raw server has for UDP.
 func beside(t *testing.T, addr netip.AddrPort, reply func(*dns.Msg) *dns.Msg) {
 	t.Helper()
 	l, err := net.Listen("tcp", addr.String())
 	if err != nil {
-		t.Skipf("the port is taken for TCP: %v", err)
+		t.Fatal(err)
 	}
 	started, done := make(chan struct{}), make(chan struct{})
 	d := &dns.Server{Listener: l, NotifyStartedFunc: func() { close(started) }, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) { w.WriteMsg(reply(r)) })}

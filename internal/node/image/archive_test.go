@@ -100,7 +100,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestBadArchives: mistakes are told, and leave nothing.
+// TestBadArchives: mistakes are reported, and leave nothing.
 func TestBadArchives(t *testing.T) {
 	t.Parallel()
 	img := testImage(t, v1.Config{}, testLayer(t, "gzip", base...))
