@@ -33,6 +33,7 @@ type objects struct {
 	group  sync.WaitGroup
 
 	mu       sync.Mutex
+	closed   bool // nothing is started any more
 	shelves  map[place]shelf
 	refused  map[string]bool // resources that may not be watched everywhere
 	prepared map[string]chan struct{}
@@ -118,8 +119,9 @@ func (r *revoked) RoundTrip(request *http.Request) (*http.Response, error) {
 // run returns when it has ended, and with it all watches.
 func (o *objects) run() {
 	<-o.ended.Done()
-	o.mu.Lock()   // nobody starts a watch any more
-	o.mu.Unlock() //nolint:staticcheck // as it says
+	o.mu.Lock()
+	o.closed = true
+	o.mu.Unlock()
 	o.group.Wait()
 	closeConnections(o.client)
 }
@@ -128,7 +130,7 @@ func (o *objects) run() {
 func (o *objects) start(do func()) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.ended.Err() != nil {
+	if o.closed || o.ended.Err() != nil {
 		return false
 	}
 	o.group.Go(do)
