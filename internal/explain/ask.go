@@ -10,8 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-
-	"portal/internal/lb/compile"
 )
 
 // Question is what somebody wants to know. The zero value asks about everything.
@@ -373,11 +371,7 @@ func (a *asking) classText(in *networkingv1.Ingress) string {
 
 // entry is the Service through which Portal's load balancers serve an Ingress, nil if others do.
 func (a *asking) entry(in *networkingv1.Ingress) *Service {
-	classes := make([]*networkingv1.IngressClass, len(a.IngressClasses))
-	for i := range a.IngressClasses {
-		classes[i] = &a.IngressClasses[i]
-	}
-	if len(compile.Served([]*networkingv1.Ingress{in}, classes)) == 0 {
+	if !a.servedHere(in) {
 		return nil
 	}
 	namespace, name, _ := strings.Cut(BalancerEntry, "/")

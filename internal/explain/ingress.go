@@ -8,6 +8,9 @@ import (
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
+
+	"portal/internal/lb/compile"
+	"portal/internal/reports"
 )
 
 // checkIngresses looks at what Ingresses refer to.
@@ -50,8 +53,17 @@ func backends(in *networkingv1.Ingress) (out []ingressBackend) {
 	return out
 }
 
+// servedHere says whether an Ingress is one for Portal's load balancers, which need no IngressClass object.
+func (v *View) servedHere(in *networkingv1.Ingress) bool {
+	classes := make([]*networkingv1.IngressClass, len(v.IngressClasses))
+	for i := range v.IngressClasses {
+		classes[i] = &v.IngressClasses[i]
+	}
+	return len(compile.Served([]*networkingv1.Ingress{in}, classes)) > 0
+}
+
 func (v *View) ingressClass(in *networkingv1.Ingress) []Finding {
-	if !v.sees("ingressclasses") {
+	if !v.sees("ingressclasses") || v.servedHere(in) {
 		return nil
 	}
 	f := Finding{Code: "ingress-class", Severity: Broken, Sure: Certain, Object: ingressRef(in), Field: "spec.ingressClassName"}
@@ -80,6 +92,10 @@ func (v *View) ingressClass(in *networkingv1.Ingress) []Finding {
 		f.Fix = []string{mergePatch(f.Object, map[string]any{"spec": map[string]any{"ingressClassName": names[0]}})}
 	} else {
 		f.Evidence = []string{"there is no IngressClass"}
+		if slices.ContainsFunc(v.Parts, func(r reports.Report) bool { return r.Part == reports.LB }) {
+			f.Evidence[0] += " object; Portal's load balancers serve the class " + compile.ClassName + " without one"
+			f.Fix = []string{mergePatch(f.Object, map[string]any{"spec": map[string]any{"ingressClassName": compile.ClassName}})}
+		}
 	}
 	return []Finding{f}
 }
