@@ -288,7 +288,8 @@ func mirrorPod(node, uid, spec string) string {
 // allowedToNodes are what every node may do with a resource, whichever object it is: the rest is refused by its name, or needs to look
 // at the object.
 var allowedToNodes = map[string][]string{
-	"services": {"get", "list", "watch"}, "endpoints": {"get"}, "nodes": {"create", "update", "patch"}, "nodes/status": {"update", "patch"},
+	"nodereports": {"create"}, // of its own: see TestNodeReports
+	"services":    {"get", "list", "watch"}, "endpoints": {"get"}, "nodes": {"create", "update", "patch"}, "nodes/status": {"update", "patch"},
 	"pods": {"create", "delete"}, "pods/status": {"update", "patch"}, "pods/eviction": {"create"}, "events": {"create", "update", "patch"},
 	"certificatesigningrequests": {"create", "get", "list", "watch"}, "leases": {"create"},
 	"clustertrustbundles": {"get", "list", "watch"}, "runtimeclasses": {"get", "list", "watch"}, "csidrivers": {"get", "list", "watch"},
