@@ -262,7 +262,8 @@ func (x *traffic) report(t *testing.T, expected func(failedRequest) bool) (faile
 	for i, f := range failed[:min(len(failed), 20)] {
 		t.Errorf("failed, %d of %d: %v", i+1, len(failed), f)
 	}
-	if *strictRequests && x.skipped > x.sent/20 {
+	// Where some are lost, those that wait for an answer keep others from being sent.
+	if *strictRequests && expected == nil && x.skipped > x.sent/20 {
 		t.Errorf("%d requests could not be sent in time, beside %d that were: that is too little load", x.skipped, x.sent)
 	}
 	return failed
