@@ -100,6 +100,6 @@ func TestCompleteWaitsForEverySource(t *testing.T) {
 	select {
 	case <-f.Wake():
 	default:
-		t.Fatal("nobody was told that intent is complete")
+		t.Fatal("nobody was notified that intent is complete")
 	}
 }

@@ -46,7 +46,7 @@ func TestNoOpenResolver(t *testing.T) {
 	select {
 	case <-s.RecursionRefused():
 	default:
-		t.Error("nobody was told")
+		t.Error("nobody was notified")
 	}
 	s.AllowClusterNetworks([]netip.Prefix{netip.MustParsePrefix("2001:db8::/48"), netip.MustParsePrefix("203.0.113.1/32")})
 	for from, want := range map[string]verdict{"2001:db8:0:7::1": later, "203.0.113.1": later, "203.0.113.2": reply, "2001:db8:1::": reply} {

@@ -94,17 +94,17 @@ func TestExternalNameUnresolved(t *testing.T) {
 		t.Fatal(err)
 	}
 	closed.Close()
-	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	mute, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { silent.Close() }) // subtests run on after this function
+	t.Cleanup(func() { mute.Close() }) // subtests run on after this function
 	for name, c := range map[string]struct {
 		upstream string
 		rcode    int
 	}{
 		"refuses":  {closed.LocalAddr().String(), dns.RcodeServerFailure},
-		"silent":   {silent.LocalAddr().String(), dns.RcodeServerFailure},
+		"mute":     {mute.LocalAddr().String(), dns.RcodeServerFailure},
 		"fails":    {failingUpstream(t), dns.RcodeServerFailure},
 		"NXDOMAIN": {upstreamAddr(t), dns.RcodeSuccess}, // as CoreDNS has it
 		"none":     {"", dns.RcodeSuccess},

@@ -104,7 +104,7 @@ func skew(before, after, there time.Time) time.Duration {
 // health asks the proxy's own port, which every service proxy has.
 func (g *gatherer) health(ctx context.Context, name string, out *explain.NodeReport) {
 	request := g.client.CoreV1().RESTClient().Get().Resource("nodes").Name("http:"+name+":10256").SubResource("proxy").Suffix("healthz").
-		SetHeader("Accept", runtime.ContentTypeJSON) // the API server's own errors are told apart below
+		SetHeader("Accept", runtime.ContentTypeJSON) // so that the API server's own errors can be recognized below
 	ctx, cancel := context.WithTimeout(ctx, g.NodeTimeout)
 	defer cancel()
 	result := request.Do(ctx)

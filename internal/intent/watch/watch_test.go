@@ -361,7 +361,7 @@ func TestRememberDialed(t *testing.T) {
 	select {
 	case <-dialed.Changed():
 	default:
-		t.Error("nobody was told")
+		t.Error("nobody was notified")
 	}
 }
 

@@ -69,7 +69,7 @@ type Publisher struct {
 	owner    types.UID // of the Node
 	notUntil time.Time
 	backoff  time.Duration
-	told     string // the last reason for doing without
+	reported string // the last reason for doing without
 }
 
 // New makes a publisher. It starts nothing.
@@ -129,7 +129,7 @@ func (p *Publisher) step(ctx context.Context) {
 	now = p.Clock.Now()
 	if err == nil {
 		p.pace.Wrote(now, &s)
-		p.backoff, p.told = minBackoff, ""
+		p.backoff, p.reported = minBackoff, ""
 		return
 	}
 	p.failed(now, err)
@@ -162,8 +162,8 @@ func (p *Publisher) failed(now time.Time, err error) {
 	default:
 		p.backoff = min(2*p.backoff, maxBackoff)
 	}
-	if reason := err.Error(); reason != p.told {
-		p.told = reason
+	if reason := err.Error(); reason != p.reported {
+		p.reported = reason
 		log("this part does not report to the API", "part", p.Part, "node", p.Node, "why", err, "retryIn", wait)
 	}
 	p.notUntil = now.Add(wait)
