@@ -183,6 +183,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	for _, renew := range who.renew {
 		beside.Go(func() { renew(ctx) })
 	}
+	o.parts.balancing.Add(1) // the proxy waits for the balancer, which is started after it
 	if may.noProxy == "" {
 		beside.Go(func() {
 			p := o.parts.startProxy(ctx, log, proxySettings{node: options.Name, bridge: options.Bridge, api: who.proxy, running: &running}, &beside)
@@ -195,6 +196,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	}
 	o.parts.balancers.dir = filepath.Join(options.DataDir, balancingDir)
 	o.parts.startBalancer(ctx, log, options.Name, who.lb, &beside)
+	o.parts.balancing.Done()
 	startReport(ctx, o.parts.report, log, who.node, options.Name, reports.Agent, agentReport(agent), &beside)
 	return agent.Run(ctx)
 }

@@ -29,6 +29,7 @@ func newServerCommand() *cobra.Command {
 				return usageError{err}
 			}
 			collectAt(garbageOfServer)
+			opts.CPUs = runMoreThreads()
 			return server.Run(cmd.Context(), opts, func(ctx context.Context, _ server.Info) error {
 				trimMemory(ctx, func() bool { return true })
 				return nil

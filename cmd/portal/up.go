@@ -88,6 +88,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		o.server.ClusterCIDRs = upPodCIDRs()
 	}
 	collectAt(garbageOfServer)
+	o.server.CPUs = runMoreThreads()
 	fmt.Fprintln(out, "Portal is starting ...")
 	// What runs beside the server ends with the same signal, and is waited for.
 	var beside sync.WaitGroup
@@ -109,6 +110,8 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 
 // start starts what runs beside the server, and says where it is.
 func (o *upOptions) start(cmd *cobra.Command, log *slog.Logger, info server.Info, parts *parts, addrs []netip.Addr, noPods string, beside *sync.WaitGroup) error {
+	o.parts.balancing.Add(1) // the proxy waits for the balancer, which is started after it
+	defer o.parts.balancing.Done()
 	pods := upPods{note: noPods}
 	if noPods == "" {
 		pods = o.startPods(cmd, log, info, parts, addrs, beside)

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime"
@@ -24,9 +25,11 @@ import (
 // them: with 64, one user's clients find enough at once.
 const seatsPerCPU = 64
 
+func (s *Server) cpus() int { return cmp.Or(s.opts.CPUs, runtime.GOMAXPROCS(0)) }
+
 // seats are how many requests are executed at a time.
 func (s *Server) seats() int {
-	return min(seatsPerCPU*runtime.GOMAXPROCS(0), s.opts.MaxInFlight+s.opts.MaxMutatingInFlight)
+	return min(seatsPerCPU*s.cpus(), s.opts.MaxInFlight+s.opts.MaxMutatingInFlight)
 }
 
 // shareFairly has the requests of a user take turns, and all requests wait for seats at the priority that FlowSchemas give them.
@@ -34,7 +37,7 @@ func (s *Server) shareFairly(config *genericserver.Config) {
 	if !s.opts.PriorityAndFairness {
 		return
 	}
-	s.turns = newTurns(runtime.GOMAXPROCS(0))
+	s.turns = newTurns(s.cpus())
 	s.turns.waited = s.load.waited
 	config.FlowControl = inTurns{utilflowcontrol.New(s.factory, s.client.FlowcontrolV1(), s.seats()), s.turns}
 }

@@ -22,7 +22,7 @@ type loadMeter struct {
 
 	mu    sync.Mutex
 	load  Load
-	quiet *time.Timer
+	timer *time.Timer
 }
 
 func (m *loadMeter) connections(open int) {
@@ -37,15 +37,16 @@ func (m *loadMeter) waited() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.load.Waiting {
-		m.quiet.Reset(waitingFor)
+		m.timer.Reset(waitingFor)
 		return
 	}
 	m.load.Waiting = true
-	m.quiet = time.AfterFunc(waitingFor, m.calm)
+	m.timer = time.AfterFunc(waitingFor, m.idle)
 	m.report(m.load)
 }
 
-func (m *loadMeter) calm() {
+// idle is called when no request has had to wait for some time.
+func (m *loadMeter) idle() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.load.Waiting = false

@@ -37,8 +37,8 @@ func (s *Server) openFirst(api http.Handler) http.Handler {
 	})
 }
 
-// ConfigOfNobody is how a part of this process reaches the API with others' credentials, which the caller adds.
-func (s *Server) ConfigOfNobody() *restclient.Config {
+// AnonymousConfig is how a part of this process reaches the API with others' credentials, which the caller adds.
+func (s *Server) AnonymousConfig() *restclient.Config {
 	return restclient.AnonymousClientConfig(s.loopback)
 }
 
