@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"portal/internal/reports"
@@ -13,20 +12,14 @@ import (
 const (
 	// slowStart is how long a part may take to start.
 	slowStart = 2 * time.Minute
-	// behindFor is how much longer than others a part may not have followed the API. Parts refresh what they say within a quarter of an hour.
-	behindFor = 30 * time.Minute
+	// behindFor is after how long a part counts as ended that has not refreshed its report.
+	behindFor = reports.Stale
 )
 
 var partNames = map[string]string{reports.Proxy: "proxy", reports.DNS: "DNS server", reports.LB: "load balancer", reports.Agent: "agent"}
 
 // checkParts looks at what parts of nodes say about themselves in the API. A node that has been asked says the same of its proxy, with details.
 func checkParts(v *View) (out []Finding) {
-	newest := map[string]*reports.Report{}
-	for i := range v.Parts {
-		if r := &v.Parts[i]; newest[r.Part] == nil || revision(r) > revision(newest[r.Part]) {
-			newest[r.Part] = r
-		}
-	}
 	for i := range v.Parts {
 		r := &v.Parts[i]
 		n := v.nodes[r.Node]
@@ -35,7 +28,7 @@ func checkParts(v *View) (out []Finding) {
 		}
 		if f, ok := v.partState(r); ok {
 			out = append(out, f)
-		} else if f, ok := v.lagging(r, newest[r.Part]); ok {
+		} else if f, ok := v.lagging(r); ok {
 			out = append(out, f)
 		}
 	}
@@ -80,29 +73,18 @@ func (v *View) partState(r *reports.Report) (Finding, bool) {
 	return f, true
 }
 
-// behind: others of the same kind have followed the API since, and this one has not: it has ended, or does not reach the API.
-func (v *View) lagging(r, newest *reports.Report) (Finding, bool) {
-	if newest == r || revision(r) == 0 || revision(newest) <= revision(r) || newest.Status.Updated.Sub(r.Status.Updated.Time) < behindFor {
+// lagging: it has ended, or does not reach the API.
+func (v *View) lagging(r *reports.Report) (Finding, bool) {
+	if r.Age(v.Now) < behindFor {
 		return Finding{}, false
 	}
 	last := r.Status.Updated.Time
 	return Finding{
 		Code: r.Part + "-behind", Severity: Degraded, Sure: Likely, Object: Ref{"Node", "", r.Node}, Node: r.Node, Since: &last,
-		Verdict: fmt.Sprintf("the %s of node %s has not reported for %s, and others have: it does not run, or does not reach the API", cmp.Or(partNames[r.Part], r.Part), r.Node, ago(v.Now.Sub(last))),
-		Evidence: []string{
-			fmt.Sprintf("NodeReport %s is at revision %s, that of node %s at %s", r.Name, r.Status.Synced.Revision, newest.Node, newest.Status.Synced.Revision),
-		},
-		Fix: []string{kubectl("", "get nodereport %s -o yaml", r.Name), kubectl("", "describe node %s", r.Node)},
+		Verdict:  fmt.Sprintf("the %s of node %s has not reported for %s: it does not run, or does not reach the API", cmp.Or(partNames[r.Part], r.Part), r.Node, ago(v.Now.Sub(last))),
+		Evidence: []string{fmt.Sprintf("NodeReport %s says %s; parts that run refresh their reports every ten minutes", r.Name, r.Status.State)},
+		Fix:      []string{kubectl("", "get nodereport %s -o yaml", r.Name), kubectl("", "describe node %s", r.Node)},
 	}, true
-}
-
-// revision is up to where a part has followed the API; 0: it does not say.
-func revision(r *reports.Report) uint64 {
-	if r.Status.Synced == nil {
-		return 0
-	}
-	n, _ := strconv.ParseUint(r.Status.Synced.Revision, 10, 64) // 0 if it is none
-	return n
 }
 
 // partOn is what a part of a node says.

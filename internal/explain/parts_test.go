@@ -36,7 +36,7 @@ func TestParts(t *testing.T) {
 		want  string
 	}{
 		{"all is well", []reports.Report{part("a", "proxy", reports.Status{}, 9, time.Minute), part("b", "proxy", reports.Status{}, 5, 20*time.Minute)}, ""},
-		{"nothing has changed for long", []reports.Report{part("a", "proxy", reports.Status{}, 9, time.Hour), part("b", "proxy", reports.Status{}, 9, 5*time.Hour)}, ""},
+		{"the only balancer is dead", []reports.Report{part("a", "lb", reports.Status{}, 0, time.Hour)}, "lb-behind a"},
 		{"a proxy fails", []reports.Report{part("a", "proxy", failing, 9, 0)}, "proxy-failing a"},
 		{"a DNS server fails", []reports.Report{part("a", "dns", failing, 9, 0)}, "dns-failing a"},
 		{"a node that was asked", []reports.Report{part("c", "proxy", failing, 9, 0)}, ""},

@@ -47,7 +47,8 @@ func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	out := s.Report(only)
-	if p := s.Proxy(); p != nil && r.URL.Query().Get("probe") == "true" {
+	// The proxy may have become ready since.
+	if p := s.Proxy(); p != nil && out.Proxy != nil && r.URL.Query().Get("probe") == "true" {
 		s.try(r.Context(), out, p, only != nil, further)
 	}
 	out.Time = time.Now() // when it is sent: clocks are compared

@@ -15,12 +15,15 @@ type Pacing struct {
 	// Burst is how many changes are written as they come; after that, one for each Sustained.
 	Burst     int
 	Sustained time.Duration
-	// Refresh is how old what only moves on may become.
+	// Refresh is how old a report may become: it shows that the part is alive, and comes back if somebody deleted it.
 	Refresh time.Duration
 }
 
 // DefaultPacing is what parts use. 1,000 nodes with three parts each write 5 times a second while all is well.
 var DefaultPacing = Pacing{Gap: 5 * time.Second, Burst: 3, Sustained: time.Minute, Refresh: 10 * time.Minute}
+
+// Stale is how old a report is whose part has ended, or does not reach the API: with the default pacing reports are refreshed within a quarter of an hour.
+const Stale = 30 * time.Minute
 
 // Pace decides when a part's report is due. Its owner says what was written.
 type Pace struct {
@@ -46,7 +49,7 @@ func (p *Pace) Due(now time.Time, s *Status) bool {
 		return now.Sub(p.noted) >= p.spread(p.Gap) && now.Sub(p.at) >= p.Gap && p.tokens >= 1
 	}
 	p.noted = time.Time{}
-	return now.Sub(p.at) >= p.Refresh*3/4+p.spread(p.Refresh/2) && !reflect.DeepEqual(moving(*p.written), moving(*s))
+	return now.Sub(p.at) >= p.Refresh*3/4+p.spread(p.Refresh/2)
 }
 
 // Wrote notes that a status was written.
@@ -56,9 +59,6 @@ func (p *Pace) Wrote(now time.Time, s *Status) {
 	p.written, p.at, p.noted = &kept, now, time.Time{}
 	p.tokens = max(p.tokens-1, 0)
 }
-
-// Forget has the next status written as if it were the first: the object is gone.
-func (p *Pace) Forget() { p.written = nil }
 
 func (p *Pace) fill(now time.Time) {
 	if p.filled.IsZero() {
@@ -88,16 +88,6 @@ func lasting(s Status) Status {
 	}
 	if s.Refused != nil {
 		s.Refused = &Refused{Count: s.Refused.Count}
-	}
-	return s
-}
-
-// moving is a status without what is different at each look.
-func moving(s Status) Status {
-	s.Updated = metav1.Time{}
-	s.Conntrack = nil
-	if s.Synced != nil {
-		s.Synced = &Synced{Revision: s.Synced.Revision}
 	}
 	return s
 }

@@ -30,20 +30,20 @@ func TestPace(t *testing.T) {
 		status func(int) Status
 		want   string
 	}{
-		{"nothing changes", 0, running, "[0]"},
-		{"spread over nodes", 0.5, running, "[3]"},
+		{"nothing changes", 0, running, "[0 450 900 1350 1800 2250 2700 3150]"},
+		{"spread over nodes", 0.5, running, "[3 603 1203 1803 2403 3003]"},
 		{"what moves on is refreshed seldom", 0, func(i int) Status {
 			return Status{State: Running, Synced: &Synced{Revision: fmt.Sprint(i)}}
 		}, "[0 450 900 1350 1800 2250 2700 3150]"},
 		{"a full table is written soon, how full it is exactly is not", 0, func(i int) Status {
 			return Status{State: Running, Conntrack: &Conntrack{Percent: 85 + i/1000*6}}
-		}, "[0 1000 2000]"},
+		}, "[0 450 900 1000 1450 1900 2000 2450 2900 3350]"},
 		{"a failure and its end", 0, func(i int) Status {
 			if i >= 100 && i < 200 {
 				return Status{State: Failing, LastError: &Error{Message: fmt.Sprint(i)}}
 			}
 			return Status{State: Running}
-		}, "[0 100 200]"},
+		}, "[0 100 200 650 1100 1550 2000 2450 2900 3350]"},
 		{"not more often than the gap", 0, func(i int) Status {
 			if i == 1 {
 				return Status{State: Failing}
@@ -52,7 +52,7 @@ func TestPace(t *testing.T) {
 				return Status{State: Degraded}
 			}
 			return Status{State: Running, Message: fmt.Sprint(i >= 2)}
-		}, "[0 5]"},
+		}, "[0 5 455 905 1355 1805 2255 2705 3155]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := fmt.Sprint(writes(&Pace{Pacing: DefaultPacing, Jitter: c.jitter}, hour, c.status)); got != c.want {
@@ -71,15 +71,6 @@ func TestFlapping(t *testing.T) {
 	}
 	if got[0] != 0 || got[1] != 5 || got[2] != 10 {
 		t.Errorf("the first changes were written at %v, want them at once", got[:3])
-	}
-}
-
-func TestForget(t *testing.T) {
-	p := &Pace{Pacing: DefaultPacing}
-	writes(p, 10, func(int) Status { return Status{State: Running} })
-	p.Forget()
-	if s := (Status{State: Running}); !p.Due(start.Add(time.Minute), &s) {
-		t.Error("a report that is gone is not written again")
 	}
 }
 

@@ -56,7 +56,7 @@ func (g *gatherer) asked() (names []string, left int) {
 	if g.Service == "" && len(g.out.Nodes) > fewNodes {
 		for i := range g.out.Parts {
 			if r := &g.out.Parts[i]; r.Part == reports.Proxy {
-				well[r.Node] = r.Status.State == reports.Running
+				well[r.Node] = r.Status.State == reports.Running && r.Age(g.out.Now) < reports.Stale
 			}
 		}
 	}
