@@ -111,9 +111,12 @@ func (c *Controller) step(ctx context.Context) error {
 		c.changed.Store(true)
 		return err
 	}
-	for _, f := range c.known.Update(c.Clock.Now(), found) {
+	news := c.known.Update(c.Clock.Now(), found)
+	for i, f := range news {
 		if err := c.write(ctx, f); err != nil {
-			c.known.Forget(f)
+			for _, unwritten := range news[i:] {
+				c.known.Forget(unwritten)
+			}
 			return fmt.Errorf("write an Event about %s: %w", f.Object, err)
 		}
 	}

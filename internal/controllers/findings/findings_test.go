@@ -2,7 +2,10 @@ package findings
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"portal/internal/controllers/controllerstest"
+	"portal/internal/explain"
 )
 
 func TestMain(m *testing.M) { controllerstest.Main(m) }
@@ -68,6 +72,54 @@ func TestEvents(t *testing.T) {
 		t.Errorf("%d Events after another process took over", len(got))
 	}
 }
+
+// TestUnwritten: while Events can't be written, nothing that was found is lost.
+func TestUnwritten(t *testing.T) {
+	var found []Found
+	for _, name := range []string{"first", "second", "third"} {
+		found = append(found, Found{
+			Finding: explain.Finding{Object: explain.Ref{Kind: "Service", Namespace: "default", Name: name}, Code: "x", Severity: explain.Broken, Sure: explain.Certain},
+			About:   corev1.ObjectReference{Kind: "Service", Namespace: "default", Name: name},
+		})
+	}
+	var broken atomic.Bool
+	config := controllerstest.APIServer(t)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if broken.Load() && r.Method == http.MethodPost {
+				return nil, errors.New("away")
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken.Store(true)
+	clock := clocktesting.NewFakeClock(start)
+	c, err := New(Deps{Client: client, Clock: clock, Look: func(context.Context) ([]Found, error) { return found, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		_ = c.step(t.Context())
+		clock.Step(lasting)
+	}
+	broken.Store(false)
+	if err := c.step(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range found {
+		if got := events(t, client, f.Object.Name); len(got) != 1 {
+			t.Errorf("%s: %d Events, want one", f.Object, len(got))
+		}
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func events(t *testing.T, client kubernetes.Interface, service string) (out []corev1.Event) {
 	t.Helper()

@@ -62,6 +62,8 @@ func (k *Known) Update(now time.Time, found []Found) (out []Found) {
 	for _, r := range k.records {
 		r.present = false
 	}
+	found = slices.Clone(found)
+	slices.SortStableFunc(found, func(a, b Found) int { return int(b.Severity) - int(a.Severity) })
 	for i := range found {
 		f := &found[i]
 		if !News(&f.Finding) {
@@ -91,7 +93,6 @@ func (k *Known) Update(now time.Time, found []Found) (out []Found) {
 			delete(k.records, id)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b Found) int { return int(b.Severity) - int(a.Severity) })
 	return out
 }
 

@@ -61,12 +61,18 @@ func TestFlood(t *testing.T) {
 	var all []Found
 	for i := range 100 {
 		all = append(all, found(fmt.Sprint("s", i), "no-endpoints"))
+		if i < 99 {
+			all[i].Severity = explain.Degraded
+		}
 	}
 	written := map[string]bool{}
 	for minute := range 15 {
 		news := k.Update(start.Add(time.Duration(minute)*time.Minute), all)
 		if most := burst; len(news) > most || minute > 1 && len(news) > perMinute {
 			t.Errorf("%d Events in minute %d", len(news), minute)
+		}
+		if minute == 1 && (len(news) == 0 || news[0].Object.Name != "s99") {
+			t.Errorf("the worst was not written first: %+v", news)
 		}
 		for _, f := range news {
 			written[f.Object.Name] = true
