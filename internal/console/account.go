@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -22,6 +23,7 @@ func (c credentials) key() accountKey {
 type account struct {
 	console *Console
 	config  *rest.Config
+	feeds   atomic.Int32 // of its sessions, that run
 
 	mu      sync.Mutex
 	objects *objects

@@ -183,6 +183,13 @@ func TestSessions(t *testing.T) {
 	if all.get(idle) != nil || all.get(watched) == nil {
 		t.Error("an idle session goes on, or one with an open page does not")
 	}
+	for range maxSessions {
+		now = now.Add(time.Second)
+		all.add(&session{})
+	}
+	if all.get(watched) == nil {
+		t.Error("a session with an open page made room for one without")
+	}
 	now = now.Add(sessionLife)
 	all.expire()
 	if len(all.all) != 0 || !busy.closed {

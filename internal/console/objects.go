@@ -28,6 +28,8 @@ import (
 // not be watched at all is not covered.
 type objects struct {
 	client *kubernetes.Clientset
+	// asking is for questions whose refusal says nothing about what is watched.
+	asking *kubernetes.Clientset
 	ended  context.Context
 	stop   func()
 	group  sync.WaitGroup
@@ -93,6 +95,11 @@ func newObjects(config *rest.Config) (*objects, error) {
 	o := &objects{shelves: map[place]shelf{}, refused: map[string]bool{}, prepared: map[string]chan struct{}{}, touched: map[string]uint64{}}
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{}
+	asking, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	o.asking = asking
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &revoked{next, o} })
 	client, err := kubernetes.NewForConfig(config)
 	o.client = client
@@ -124,6 +131,7 @@ func (o *objects) run() {
 	o.mu.Unlock()
 	o.group.Wait()
 	closeConnections(o.client)
+	closeConnections(o.asking)
 }
 
 // start runs something until the end; false: that has come.

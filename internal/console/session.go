@@ -19,9 +19,11 @@ const (
 	// maxStreams is for one session: a tab has two.
 	maxStreams = 24
 	// maxFeeds bounds the memory that all sessions' copies of the cluster can take.
-	maxFeeds    = 40
-	sessionLife = 12 * time.Hour
-	sessionIdle = time.Hour
+	maxFeeds = 40
+	// maxAccountFeeds leaves some of them for other people than one with many sessions.
+	maxAccountFeeds = 30
+	sessionLife     = 12 * time.Hour
+	sessionIdle     = time.Hour
 	// feedIdle is how long a session's watches go on without a page that shows them: a reload should not start anew.
 	feedIdle = 20 * time.Second
 )
@@ -42,10 +44,11 @@ type session struct {
 }
 
 var (
-	errTooManyStreams = errors.New("too many pages of the console are open: close some")
-	errTooManyFeeds   = errors.New("too many people look at the console: try again later")
-	errSignedOut      = errors.New("signed out")
-	errStopping       = errors.New("the server is stopping")
+	errTooManyStreams  = errors.New("too many pages of the console are open: close some")
+	errTooManyFeeds    = errors.New("too many people look at the console: try again later")
+	errTooManySessions = errors.New("too many sign-ins with the same credentials have a page open: close some")
+	errSignedOut       = errors.New("signed out")
+	errStopping        = errors.New("the server is stopping")
 )
 
 // attach has the session's feed run, for a page that shows it, until release is called.
@@ -60,7 +63,7 @@ func (s *session) attach(ctx context.Context, c *Console) (_ *feed, release func
 	}
 	if s.feed == nil || s.feed.ended.Err() != nil {
 		feed := newFeed(s.config, s.namespaces, c.opts.NodePorts)
-		if err := c.start(ctx, feed); err != nil {
+		if err := c.start(ctx, feed, s.account); err != nil {
 			return nil, nil, err
 		}
 		s.feed = feed
@@ -75,7 +78,7 @@ func (s *session) attach(ctx context.Context, c *Console) (_ *feed, release func
 }
 
 // start runs a feed as long as the console does.
-func (c *Console) start(ctx context.Context, f *feed) error {
+func (c *Console) start(ctx context.Context, f *feed, of *account) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if ctx.Err() != nil {
@@ -85,9 +88,15 @@ func (c *Console) start(ctx context.Context, f *feed) error {
 		c.live.Add(-1)
 		return errTooManyFeeds
 	}
+	if of.feeds.Add(1) > maxAccountFeeds {
+		c.live.Add(-1)
+		of.feeds.Add(-1)
+		return errTooManySessions
+	}
 	f.ended, f.stop = context.WithCancel(ctx)
 	c.feeds.Go(func() {
 		defer c.live.Add(-1)
+		defer of.feeds.Add(-1)
 		f.run(f.ended)
 	})
 	return nil
@@ -128,7 +137,7 @@ func (s *sessions) add(one *session) string {
 		var oldest [sha256.Size]byte
 		var when time.Time
 		for key, other := range s.all {
-			if used := other.lastUsed(); when.IsZero() || used.Before(when) {
+			if used := other.lastUsed(s.now()); when.IsZero() || used.Before(when) {
 				oldest, when = key, used
 			}
 		}
@@ -141,9 +150,13 @@ func (s *sessions) add(one *session) string {
 	return id
 }
 
-func (s *session) lastUsed() time.Time {
+// lastUsed is now while a page is open.
+func (s *session) lastUsed(now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.streams > 0 {
+		return now
+	}
 	return s.used
 }
 

@@ -94,7 +94,7 @@ func (a *account) trace(ctx context.Context, q trace.Question, mode string) (*Tr
 	objects, unseen := traceObjects(known, covered)
 	learned := ""
 	if mode == "" {
-		learned = learnSettings(ctx, held.client, known, &settings)
+		learned = learnSettings(ctx, held.asking, known, &settings)
 	}
 	done, err := a.console.traces.take(ctx, func(time.Duration) time.Duration { return 0 })
 	if err != nil {

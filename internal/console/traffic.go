@@ -249,7 +249,7 @@ func (t *traffic) round(ctx context.Context, client *kubernetes.Clientset, nodes
 	if out.Nodes > 0 && !out.Latency {
 		out.Notes = append(out.Notes, "latency is not measured: turn the nodes' clock for connections on with sysctl -w net.netfilter.nf_conntrack_timestamp=1 (Linux 6.14 or newer)")
 	}
-	if out.Nodes == 0 {
+	if out.Nodes == 0 && len(out.Notes) > 0 { // without notes nobody was asked: the last page has just been closed
 		out.Missing = "no node answers how much it has to do: " + out.Notes[0]
 		if more := len(out.Notes) - 1; more > 0 {
 			out.Missing += fmt.Sprintf(", and %d more", more)

@@ -37,6 +37,14 @@ func TestCollected(t *testing.T) {
 	}
 }
 
+// TestNobodyToAsk: the last page is closed between the look for nodes and the questions.
+func TestNobodyToAsk(t *testing.T) {
+	var out Collected
+	if allowed := newTraffic(nil).round(t.Context(), nil, nil, &out); !allowed || out.Missing != "" {
+		t.Errorf("allowed %v, missing %q", allowed, out.Missing)
+	}
+}
+
 // TestTurn: one at a time, and after one that took long, a rest.
 func TestTurn(t *testing.T) {
 	all := make(turn, 1)
