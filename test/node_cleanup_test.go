@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -80,6 +81,14 @@ spec:
 	foreign := filepath.Join(m.dir, "node", "mine.txt")
 	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
 		t.Fatal(err)
+	}
+	other := slices.Clone(cleanup)
+	other[slices.Index(other, "--data-dir")+1] = filepath.Join(m.dir, "other")
+	if out, err := m.inside(other...); err == nil || !strings.Contains(out, "--data-dir: there are Pods") {
+		t.Errorf("with a folder that is not the node's: %v\n%s", err, out)
+	}
+	if got, err := m.get(url); err != nil || got == "" {
+		t.Errorf("a cleanup with another folder has harmed a Pod: %q %v", got, err)
 	}
 	out, err = m.inside(cleanup...)
 	if err != nil || !strings.Contains(out, "Ended 1 Pods of the Node "+m.name) {

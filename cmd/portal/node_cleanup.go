@@ -41,6 +41,9 @@ func (o *nodeOptions) cleanUp(cmd *cobra.Command, log *slog.Logger, options node
 		Beside: append(join.Files(), balancingDir, string(identity.Proxy), string(identity.DNS), string(identity.LB)),
 		Before: func() error { return o.cleanUpParts(cmd, log, options) },
 	})
+	if errors.Is(err, node.ErrPodsOfOthers) {
+		return usageError{fmt.Errorf("--data-dir: %w: name the folder that the node ran with", err)}
+	}
 	out := cmd.OutOrStdout()
 	if owner == "" {
 		fmt.Fprintf(out, "%s is no node's data directory: only what is in the kernel was looked for.\n", options.DataDir)

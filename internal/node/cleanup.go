@@ -33,6 +33,10 @@ type Leftover struct {
 // files are what an agent keeps in its data directory. Anything else there is somebody else's.
 var files = []string{"pods", "logs", "volumes", "addresses", "cni", imagesDir, stream.CertificateFile, nameFile, lockFile}
 
+// ErrPodsOfOthers says that a data directory is not that of the Pods that are on this machine. Removing rules and interfaces would take the
+// network from Pods that go on running.
+var ErrPodsOfOthers = errors.New("there are Pods")
+
 // OwnerOf is the Node that a data directory is of, or none if it is none's.
 func OwnerOf(dir string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(dir, nameFile))
@@ -48,6 +52,11 @@ func CleanUp(ctx context.Context, l Leftover) (pods int, err error) {
 	owner, err := OwnerOf(l.DataDir)
 	if err != nil {
 		return 0, err
+	}
+	if owner == "" {
+		if n, err := network.Attached(l.Bridge); err != nil || n > 0 {
+			return 0, errors.Join(err, fmt.Errorf("%w: %d are connected to the bridge %s, and %s does not know them", ErrPodsOfOthers, n, l.Bridge, l.DataDir))
+		}
 	}
 	if owner != "" {
 		unlock, err := lock(l.DataDir)

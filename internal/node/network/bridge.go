@@ -455,20 +455,40 @@ func (n *Bridge) Sweep(ctx context.Context, keep map[string]bool) error {
 			errs = append(errs, n.Detach(ctx, pod))
 		}
 	}
-	links, err := netlink.LinkList()
+	links, err := podLinks(n.Bridge)
 	if err != nil {
-		return err
-	}
-	bridge, err := netlink.LinkByName(n.Bridge)
-	if err != nil {
-		return errors.Join(errs...)
+		return errors.Join(append(errs, err)...)
 	}
 	for _, l := range links {
-		if a := l.Attrs(); a.MasterIndex == bridge.Attrs().Index && strings.HasPrefix(a.Name, InterfacePrefix) && !names[a.Name] {
+		if !names[l.Attrs().Name] {
 			errs = append(errs, netlink.LinkDel(l))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// podLinks are the interfaces of Pods that a bridge has: none if there is no such bridge.
+func podLinks(bridge string) (out []netlink.Link, err error) {
+	master, err := netlink.LinkByName(bridge)
+	if _, missing := err.(netlink.LinkNotFoundError); missing {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	links, err := netlink.LinkList()
+	for _, l := range links {
+		if a := l.Attrs(); a.MasterIndex == master.Attrs().Index && strings.HasPrefix(a.Name, InterfacePrefix) {
+			out = append(out, l)
+		}
+	}
+	return out, err
+}
+
+// Attached is how many Pods are connected to a bridge, whoever runs them.
+func Attached(bridge string) (int, error) {
+	links, err := podLinks(bridge)
+	return len(links), err
 }
 
 // Remove takes all of it away again: bridge and interfaces. Addresses are given back.
