@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -20,7 +21,7 @@ func (o *traceOptions) learn(ctx context.Context, client kubernetes.Interface, o
 		if err != nil || s.Mode != "" {
 			return ""
 		}
-		for name := range running.Machines {
+		for _, name := range slices.Sorted(maps.Keys(running.Machines)) {
 			m, err := running.Machine(name)
 			if err != nil || !strings.HasPrefix(name, "node") {
 				continue

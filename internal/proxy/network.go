@@ -9,6 +9,7 @@ import (
 	"portal/internal/hostnet"
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/proxy/foreign"
 )
 
 // networkInterval is how often the machine's settings and routes are looked at. Others change them while the proxy runs.
@@ -96,6 +97,23 @@ func (p *Proxy) anyClusterIP(family intent.Family) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
+// noteForeign publishes what was found, logs it unless it is as much as last time, and returns how much it is.
+func (p *Proxy) noteForeign(found []foreign.Leftover, last int) (total int) {
+	for _, l := range found {
+		total += l.Count
+	}
+	if total != last {
+		for _, l := range found {
+			p.Log.Warn("found rules of kube-proxy, which may answer before Portal's", "found", l.String(), "fix", "stop kube-proxy and run portal proxy --cleanup-foreign")
+		}
+	}
+	p.metrics.foreign.Set(float64(total))
+	p.mu.Lock()
+	p.status.Foreign = found
+	p.mu.Unlock()
+	return total
+}
+
 // foreignInterval is how often rules that another proxy left are looked for again, as long as there are some.
 const foreignInterval = 15 * time.Second
 
@@ -106,24 +124,9 @@ func (p *Proxy) findForeign(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if err != nil {
-			p.Log.Warn("could not look for rules of another proxy", "err", err)
-		}
-		total := 0
-		for _, l := range found {
-			total += l.Count
-		}
-		if total != last {
-			for _, l := range found {
-				p.Log.Warn("found rules of kube-proxy, which may answer before Portal's", "found", l.String(), "fix", "stop kube-proxy and run portal proxy --cleanup-foreign")
-			}
-		}
-		last = total
-		p.metrics.foreign.Set(float64(total))
-		p.mu.Lock()
-		p.status.Foreign = found
-		p.mu.Unlock()
-		if total == 0 {
+		if err != nil { // what was found before still holds
+			p.Log.Warn("could not look for rules of another proxy, retrying", "err", err, "in", foreignInterval)
+		} else if last = p.noteForeign(found, last); last == 0 {
 			return
 		}
 		select {
