@@ -20,39 +20,20 @@ import (
 	"portal/test/harness"
 )
 
-// TestDNSConformance sends `portal dns` the queries recorded from CoreDNS, over UDP and over TCP: with Portal's API, and with
-// Kubernetes' own if that is built. Afterwards its metrics must be readable.
+// TestDNSConformance sends `portal dns` the queries recorded from CoreDNS, over UDP and over TCP. Afterwards its metrics must be readable.
+// `make test-peers` does the same with Kubernetes' own API server.
 func TestDNSConformance(t *testing.T) {
-	folder := harness.Recorded("dns")
-	for name, start := range map[string]func(*testing.T) *harness.API{
-		"Portal":         func(t *testing.T) *harness.API { return startPortal(t, "--controllers", "none") },
-		"kube-apiserver": startKubernetes,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			api := start(t)
-			server, status := startDNS(t, api.Kubeconfig)
-			golden := filepath.Join(folder, "golden.json")
-			env := []string{"KUBECONFIG=" + api.Kubeconfig, "DNS=" + server, "PYTHONDONTWRITEBYTECODE=1"}
-			checkDNS(t, folder, golden, append(env, "KEEP=1"))
-			checkDNS(t, folder, casesOverTCP(t, golden), append(env, "SETUP=0"))
-			scrape(t, status)
-		})
-	}
+	dnsConformance(t, startPortal(t, "--controllers", "none"))
 }
 
-// startKubernetes runs Kubernetes' own API server until the test ends.
-func startKubernetes(t *testing.T) *harness.API {
-	t.Helper()
-	if _, err := os.Stat(harness.Peer("kube-apiserver")); err != nil {
-		t.Skip("kube-apiserver is not built: `make peers` does it")
-	}
-	api, err := harness.StartKubeAPIServer(t.TempDir(), startEtcd(t, 1)[0].ClientURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(api.Kill)
-	return api
+func dnsConformance(t *testing.T, api *harness.API) {
+	folder := harness.Recorded("dns")
+	server, status := startDNS(t, api.Kubeconfig)
+	golden := filepath.Join(folder, "golden.json")
+	env := []string{"KUBECONFIG=" + api.Kubeconfig, "DNS=" + server, "PYTHONDONTWRITEBYTECODE=1"}
+	checkDNS(t, folder, golden, append(env, "KEEP=1"))
+	checkDNS(t, folder, casesOverTCP(t, golden), append(env, "SETUP=0"))
+	scrape(t, status)
 }
 
 // startDNS runs `portal dns` until the test ends, and returns its address and that of its metrics. One of the recorded answers
