@@ -270,7 +270,7 @@ func (b *Balancer) allPools() (pool.Set, error) {
 	return b.pools, nil
 }
 
-// readConfig takes in the ConfigMap. What can't be used changes nothing: no Service loses its address, and no session ends, for a slip of the pen.
+// readConfig takes in the ConfigMap. What can't be used changes nothing: no Service loses its address, and no session ends, for a typing error.
 func (b *Balancer) readConfig(object *corev1.ConfigMap) {
 	source := "ConfigMap " + Namespace + "/" + PoolsName
 	data := map[string]string{}

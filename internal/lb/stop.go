@@ -56,7 +56,7 @@ func (b *Balancer) leavesForGood() string {
 	return ""
 }
 
-// currentNode is this machine's Node as it is now: whoever drains a node may stop its programs in the same breath. It is nil if there is none.
+// currentNode is this machine's Node as it is now: whoever drains a node may stop its programs at the same moment. It is nil if there is none.
 func (b *Balancer) currentNode() *corev1.Node {
 	ctx, cancel := context.WithTimeout(context.Background(), nodePatience)
 	defer cancel()

@@ -26,8 +26,8 @@ const (
 	servedPatience = 10 * time.Second
 )
 
-// Server answers how much goes through Services on this machine. It counts from the first question until a while after the last: nobody's
-// curiosity costs nothing. It answers while Run does.
+// Server answers how much goes through Services on this machine. It counts from the first question until a while after the last: while nobody
+// asks, it costs nothing. It answers while Run does.
 type Server struct {
 	// Source says which Services there are; nil: it is not known yet.
 	Source func() *intent.Cluster
