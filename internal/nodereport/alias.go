@@ -50,8 +50,20 @@ func alias(ctx context.Context, s *proxy.State, out *Alias, ports []uint16) {
 		return
 	}
 	for _, port := range ports {
-		out.Answers = append(out.Answers, ask(ctx, netip.AddrPortFrom(addrs[0].Unmap(), port), out))
+		to := netip.AddrPortFrom(addrs[0].Unmap(), port)
+		if !reachable(to.Addr()) {
+			out.Answers = append(out.Answers, AliasAnswer{Port: port, Error: "its address " + to.Addr().String() + " is each machine's own"})
+			continue
+		}
+		out.Answers = append(out.Answers, ask(ctx, to, out))
 	}
+}
+
+// reachable says whether an address can be an endpoint of a Service. Others lead to the node itself, or to the metadata of a cloud: who may read a
+// node's state may not use the node to look at these.
+func reachable(a netip.Addr) bool {
+	a = a.Unmap()
+	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast() && !a.IsUnspecified()
 }
 
 func ask(ctx context.Context, to netip.AddrPort, a *Alias) (out AliasAnswer) {
@@ -172,6 +184,9 @@ func wish(q map[string][]string) (out Wish, err error) {
 		to, err := netip.ParseAddrPort(text)
 		if err != nil || len(out.Dial) == mostWishes {
 			return out, errors.New("dial is " + strconv.Quote(text) + "; want ADDRESS:PORT, at most " + strconv.Itoa(mostWishes) + " times")
+		}
+		if !reachable(to.Addr()) {
+			return out, errors.New("dial is " + strconv.Quote(text) + ": loopback, link-local, multicast and unspecified addresses are not tried")
 		}
 		out.Dial = append(out.Dial, to)
 	}

@@ -46,7 +46,7 @@ func TestWish(t *testing.T) {
 	if got, err := wish(q); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	for text, field := range map[string]string{"dial=host:80": "dial", "port=0": "port", "alias=a": "as", "dial=" + strings.Repeat("192.0.2.1:80&dial=", 11): "dial"} {
+	for text, field := range map[string]string{"dial=host:80": "dial", "dial=127.0.0.1:10249": "loopback", "dial=[::ffff:169.254.169.254]:80": "link-local", "port=0": "port", "alias=a": "as", "dial=" + strings.Repeat("192.0.2.1:80&dial=", 11): "dial"} {
 		q, err := url.ParseQuery(text)
 		if err != nil {
 			t.Fatal(err)

@@ -112,7 +112,7 @@ type Status struct {
 
 // Synced is up to where a part has followed the API.
 type Synced struct {
-	// Revision is the resource version up to which everything that the part watches has been carried out.
+	// Revision is the newest resource version that one of the part's watches has brought and the part has carried out.
 	Revision string      `json:"revision,omitempty"`
 	Time     metav1.Time `json:"time"`
 }
