@@ -13,13 +13,13 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"portal/bench/report"
 	"portal/test/harness"
 )
 
@@ -43,28 +43,19 @@ const rounds = 4
 // slowdown is how many times slower than alone the second user may be.
 const slowdown = 3
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	opts, err := parse(os.Args[1:], os.Stderr)
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err == nil && opts.child != "" {
+func main() { report.Main("bench-flood", start) }
+
+// start runs the benchmark or, in the process that floods, the flood.
+func start(ctx context.Context, args []string) (bool, error) {
+	opts, err := parse(args, os.Stderr)
+	switch {
+	case err != nil:
+		return false, err
+	case opts.child != "":
 		flood(ctx, opts)
-		return
+		return true, nil
 	}
-	met := false
-	if err == nil {
-		met, err = run(ctx, opts)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench-flood:", err)
-		os.Exit(2)
-	}
-	if !met {
-		os.Exit(1)
-	}
+	return run(ctx, opts)
 }
 
 func parse(args []string, stderr io.Writer) (options, error) {

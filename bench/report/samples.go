@@ -29,3 +29,21 @@ func Median(all []float64) float64 {
 	sorted := slices.Sorted(slices.Values(all))
 	return sorted[len(sorted)/2]
 }
+
+// Max of some figures; 0 of none.
+func Max(all []float64) (out float64) {
+	for i, v := range all {
+		if i == 0 || v > out {
+			out = v
+		}
+	}
+	return out
+}
+
+// Mean of some figures; 0 of none.
+func Mean(all []float64) (out float64) {
+	for _, v := range all {
+		out += v / float64(len(all))
+	}
+	return out
+}

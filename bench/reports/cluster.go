@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,24 +18,31 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"portal/bench/report"
 	"portal/test/harness"
 )
 
 // cluster is the server and what is in it.
 type cluster struct {
 	options
-	api     *harness.API
-	config  *rest.Config
-	client  *kubernetes.Clientset
-	changes atomic.Int64 // of endpoints
+	api    *harness.API
+	config *rest.Config
+	client *kubernetes.Clientset
+	dir    string // for files of other processes
+
+	leases                     sync.WaitGroup
+	release                    context.CancelFunc
+	changes, renewals, expired atomic.Int64 // changes of endpoints; renewals of Leases, and those that failed
 }
 
 const (
 	namespaces = 20
 	atOnce     = 24 // requests
+	// patience is how long something may take without any progress.
+	patience = 3 * time.Minute
 )
 
-func newCluster(api *harness.API, o options) (*cluster, error) {
+func newCluster(api *harness.API, o options, dir string) (*cluster, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)
 	if err != nil {
 		return nil, err
@@ -43,43 +51,95 @@ func newCluster(api *harness.API, o options) (*cluster, error) {
 	proto := rest.CopyConfig(config)
 	proto.ContentType, proto.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(proto)
-	return &cluster{options: o, api: api, config: config, client: client}, err
+	return &cluster{options: o, api: api, config: config, client: client, dir: dir, release: func() {}}, err
+}
+
+// stop has nodes renew their Leases no more.
+func (c *cluster) stop() {
+	c.release()
+	c.leases.Wait()
+	if n := c.expired.Load(); n > 0 {
+		report.Logf("%d renewals of Leases failed", n)
+	}
 }
 
 func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
-func namespaceOf(service int) string { return fmt.Sprintf("team-%d", service%namespaces) }
+const namespacePrefix = "team-"
+
+func namespaceOf(service int) string { return fmt.Sprint(namespacePrefix, service%namespaces) }
 
 func serviceName(i int) string { return fmt.Sprintf("svc-%05d", i) }
 
 // fill makes nodes, Services and ready Pods; the server's controllers make the slices.
 func (c *cluster) fill(ctx context.Context) error {
+	began := time.Now()
 	for i := range namespaces {
 		if _, err := c.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespaceOf(i)}}, metav1.CreateOptions{}); err != nil {
 			return err
 		}
 	}
-	if err := each(ctx, c.nodes, c.makeNode); err != nil {
+	if err := c.until(ctx, namespaces, "namespaces have their ServiceAccount", c.accounts); err != nil {
 		return err
 	}
-	if err := each(ctx, c.services, c.makeService); err != nil {
-		return err
-	}
-	if err := each(ctx, c.services*c.pods, c.makePod); err != nil {
-		return err
-	}
-	for end := time.Now().Add(5 * time.Minute); ; {
-		ready, err := c.ready(ctx)
-		if err != nil || ready == c.services*c.pods {
+	for _, step := range []struct {
+		what string
+		n    int
+		make func(context.Context, int) error
+	}{
+		{"nodes", c.nodes, c.makeNode}, {"Services", c.services, c.makeService}, {"Pods", c.services * c.pods, c.makePod},
+	} {
+		report.Logf("creating %d %s", step.n, step.what)
+		if err := each(ctx, step.n, step.make); err != nil {
 			return err
 		}
-		if time.Now().After(end) {
-			return fmt.Errorf("%d of %d endpoints are ready", ready, c.services*c.pods)
+		if step.what == "nodes" {
+			c.keepLeases(ctx)
+		}
+	}
+	if err := c.until(ctx, c.services*c.pods, "endpoints are ready", c.ready); err != nil {
+		return err
+	}
+	report.Logf("%d nodes, %d Services and %d Pods after %s", c.nodes, c.services, c.services*c.pods, time.Since(began).Round(time.Second))
+	return nil
+}
+
+// until waits until there are as many as wanted, as long as it gets ahead.
+func (c *cluster) until(ctx context.Context, want int, what string, count func(context.Context) (int, error)) error {
+	most, end := -1, time.Time{}
+	for logged := time.Now(); ; {
+		n, err := count(ctx)
+		if err != nil || n == want {
+			return err
+		}
+		if n > most {
+			most, end = n, time.Now().Add(patience)
+		}
+		switch {
+		case time.Now().After(end):
+			return fmt.Errorf("%d of %d %s, and no more for %s", n, want, what, patience)
+		case time.Since(logged) > 10*time.Second:
+			report.Logf("%d of %d %s", n, want, what)
+			logged = time.Now()
 		}
 		if !wait(ctx, time.Second) {
 			return ctx.Err()
 		}
 	}
+}
+
+// accounts counts namespaces in which Pods can be made: one without the ServiceAccount default admits none.
+func (c *cluster) accounts(ctx context.Context) (n int, err error) {
+	list, err := c.client.CoreV1().ServiceAccounts("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=default"})
+	if err != nil {
+		return 0, err
+	}
+	for i := range list.Items {
+		if strings.HasPrefix(list.Items[i].Namespace, namespacePrefix) {
+			n++
+		}
+	}
+	return n, nil
 }
 
 // ready counts ready endpoints.

@@ -10,48 +10,64 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"portal/bench/report"
 	"portal/test/harness"
 )
 
-// measureExplain runs explain over everything, with a plain kubeconfig, and returns the longest time.
-func measureExplain(ctx context.Context, c *cluster) (longest time.Duration, err error) {
-	n := startLeases(ctx, c) // or all nodes would be lost
-	defer n.stop()
-	err = c.client.DiscoveryV1().EndpointSlices("default").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "bench=churn"})
-	if err != nil {
-		return 0, err
+const (
+	explainSlowest = "time, slowest"
+	explainTarget  = 5 // seconds
+)
+
+// measureExplain runs explain over everything, with a plain kubeconfig, while nothing changes but Leases.
+func measureExplain(ctx context.Context, c *cluster, r *report.Report) error {
+	at := r.At(fmt.Sprintf("portal explain over everything, %d Pods on %d nodes", c.services*c.pods, c.nodes), c.services, "Services")
+	defer func() { at.WantWithin(portal, explainSlowest, explainTarget) }()
+	if err := c.client.DiscoveryV1().EndpointSlices("default").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "bench=churn"}); err != nil {
+		return err
 	}
+	var times, own, servers, memory []float64
 	for i := range c.looks {
 		before, err := c.cpu()
 		if err != nil {
-			return 0, err
+			return err
 		}
-		cmd := exec.CommandContext(ctx, harness.Portal(), "explain", "--kubeconfig", c.api.Kubeconfig)
-		began := time.Now()
-		out, err := cmd.CombinedOutput()
-		took := time.Since(began)
-		var exit *exec.ExitError
-		if err != nil && !errors.As(err, &exit) || exit != nil && exit.ExitCode() != 1 {
-			return 0, fmt.Errorf("portal explain: %w\n%s", err, out)
+		took, out, cmd, err := c.explain(ctx)
+		if err != nil {
+			return err
 		}
 		after, err := c.cpu()
 		if err != nil {
-			return 0, err
+			return err
 		}
-		longest = max(longest, took)
-		first, _, _ := strings.Cut(string(out), "\n")
-		fmt.Printf("explain %d: %s; CPU: its own %s, the server's %s: %s\n", i+1, took.Round(10*time.Millisecond),
-			(cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Round(10*time.Millisecond), (after - before).Round(10*time.Millisecond), first)
+		used := cmd.ProcessState
+		times = append(times, took.Seconds())
+		own, servers = append(own, (used.UserTime()+used.SystemTime()).Seconds()), append(servers, (after-before).Seconds())
+		memory = append(memory, peakMemory(used))
+		first, _, _ := strings.Cut(out, "\n")
+		report.Logf("explain %d took %s: %s", i+1, took.Round(10*time.Millisecond), first)
 	}
-	return longest, nil
+	at.Lower(portal, "time, median", report.Median(times), "s")
+	at.Lower(portal, explainSlowest, report.Max(times), "s")
+	at.Lower(portal, "CPU of the command, median", report.Median(own), "s")
+	at.Lower(portal, "CPU of the server, median", report.Median(servers), "s")
+	at.Lower(portal, "resident memory of the command, peak", report.Max(memory), "MB")
+	r.Note("explain is the command, from its start to its end, of which the slowest of %d counts.", c.looks)
+	return nil
 }
 
-// startLeases has nodes do nothing but renew their Leases.
-func startLeases(ctx context.Context, c *cluster) *nodes {
-	ctx, cancel := context.WithCancel(ctx)
-	n := &nodes{c: c, cancel: cancel}
-	for i := range c.nodes {
-		n.running.Go(func() { n.keepLease(ctx, nodeName(i)) })
+// explain runs the command once. That it finds something is no error.
+func (c *cluster) explain(ctx context.Context) (took time.Duration, out string, cmd *exec.Cmd, err error) {
+	cmd = exec.CommandContext(ctx, harness.Portal(), "explain", "--kubeconfig", c.api.Kubeconfig)
+	began := time.Now()
+	data, err := cmd.CombinedOutput()
+	took = time.Since(began)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == 1 {
+		err = nil
 	}
-	return n
+	if err != nil {
+		err = fmt.Errorf("portal explain: %w\n%s", err, data)
+	}
+	return took, string(data), cmd, err
 }

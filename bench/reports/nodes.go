@@ -15,22 +15,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"portal/bench/report"
 	"portal/internal/reports"
 	"portal/internal/reports/publish"
 )
 
-// nodes are the simulated ones.
+// nodes are the simulated ones, but for their Leases.
 type nodes struct {
-	c                *cluster
-	cancel           context.CancelFunc
-	running          sync.WaitGroup
-	writes, renewals atomic.Int64
-	failed           atomic.Int64
+	c              *cluster
+	cancel         context.CancelFunc
+	running        sync.WaitGroup
+	writes, failed atomic.Int64
 }
 
 var parts = []string{reports.Proxy, reports.DNS, reports.Agent}
 
-// startNodes has every node watch what a proxy watches, renew its Lease, and publish the reports of its parts; and endpoints change.
+// startNodes has every node watch what a proxy watches and publish the reports of its parts; and endpoints change.
 func startNodes(ctx context.Context, c *cluster) *nodes {
 	ctx, cancel := context.WithCancel(ctx)
 	n := &nodes{c: c, cancel: cancel}
@@ -38,7 +38,6 @@ func startNodes(ctx context.Context, c *cluster) *nodes {
 		for _, path := range []string{"/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"} {
 			n.running.Go(func() { n.watch(ctx, path) })
 		}
-		n.running.Go(func() { n.keepLease(ctx, nodeName(i)) })
 		for _, part := range parts {
 			n.running.Go(func() { n.publish(ctx, nodeName(i), part) })
 		}
@@ -57,7 +56,7 @@ func (n *nodes) stop() {
 	n.cancel()
 	n.running.Wait()
 	if failed := n.failed.Swap(0); failed > 0 {
-		fmt.Printf("%d requests of nodes failed\n", failed)
+		report.Logf("%d requests of nodes failed", failed)
 	}
 }
 
@@ -88,13 +87,19 @@ func (c *cluster) version() string {
 
 const leaseInterval = 10 * time.Second
 
-func (n *nodes) keepLease(ctx context.Context, name string) {
-	for d := rand.N(leaseInterval); wait(ctx, d); d = leaseInterval {
-		if err := renew(ctx, n.c.client, name); err != nil && ctx.Err() == nil {
-			n.failed.Add(1)
-			continue
-		}
-		n.renewals.Add(1)
+// keepLeases has nodes renew their Leases from now on: those of nodes that don't are lost, and their Pods not ready.
+func (c *cluster) keepLeases(ctx context.Context) {
+	ctx, c.release = context.WithCancel(ctx)
+	for i := range c.nodes {
+		c.leases.Go(func() {
+			for d := rand.N(leaseInterval); wait(ctx, d); d = leaseInterval {
+				if err := renew(ctx, c.client, nodeName(i)); err == nil {
+					c.renewals.Add(1)
+				} else if ctx.Err() == nil {
+					c.expired.Add(1)
+				}
+			}
+		})
 	}
 }
 
@@ -149,20 +154,66 @@ func status(revision int64, trouble bool) reports.Status {
 
 // reported waits until all parts have reported.
 func (n *nodes) reported(ctx context.Context) error {
-	want := int64(n.c.nodes * len(parts))
-	for end := time.Now().Add(5 * time.Minute); n.writes.Load() < want; {
-		if time.Now().After(end) {
-			return fmt.Errorf("%d of %d reports were written", n.writes.Load(), want)
-		}
-		if !wait(ctx, time.Second) {
+	return n.c.until(ctx, n.c.nodes*len(parts), "parts have reported", func(context.Context) (int, error) {
+		return min(int(n.writes.Load()), n.c.nodes*len(parts)), nil
+	})
+}
+
+const (
+	share       = "of that, reports"
+	shareTarget = 2 // percent
+	// calibration is how many reports are written to find out what one costs.
+	calibration = 4000
+	// settle is how long the server gets to end what nodes no longer do.
+	settle = 10 * time.Second
+)
+
+// measureReports is the share of the server's CPU time that goes into reports while endpoints change.
+func measureReports(ctx context.Context, c *cluster, n *nodes, r *report.Report) error {
+	at := r.At(fmt.Sprintf("reports of nodes, %.0f changes of endpoints a second", c.churn), c.nodes, "nodes")
+	defer func() { at.WantWithin(portal, share, shareTarget) }()
+	before, err := c.cpu()
+	if err != nil {
+		return err
+	}
+	writes, renewals, changes := n.writes.Load(), c.renewals.Load(), c.changes.Load()
+	began := time.Now()
+	for left := c.duration; left > 0; left = c.duration - time.Since(began) {
+		report.Logf("measuring reports for another %s: %d written", left.Round(time.Second), n.writes.Load()-writes)
+		if !wait(ctx, min(left, time.Minute)) {
 			return ctx.Err()
 		}
 	}
+	took := time.Since(began)
+	after, err := c.cpu()
+	if err != nil {
+		return err
+	}
+	writes, renewals, changes = n.writes.Load()-writes, c.renewals.Load()-renewals, c.changes.Load()-changes
+	n.stop()
+	one, err := c.costOfWrite(ctx)
+	if err != nil {
+		return err
+	}
+	total := after - before
+	rate := func(n int64) float64 { return float64(n) / took.Seconds() }
+	at.Lower(portal, "changes of endpoints", rate(changes), "/s")
+	at.Lower(portal, "renewals of Leases", rate(renewals), "/s")
+	at.Lower(portal, "reports", rate(writes), "/s")
+	at.Lower(portal, "CPU of the server for one report", report.Milliseconds(one), "ms")
+	at.Lower(portal, "CPU of the server", total.Seconds()/took.Seconds()*100, "% of a core")
+	at.Lower(portal, share, float64(writes)*one.Seconds()/total.Seconds()*100, "%")
+	r.Note("What a report costs is measured apart, with %d reports read and written while nothing else goes on but renewals of Leases; the share of reports "+
+		"is that times how many there were. Every node watches Services and EndpointSlices.", calibration)
 	return nil
 }
 
-// costOfWrite is what one update of a report costs the server, while nothing else goes on but what it does anyway.
+// costOfWrite is what one update of a report costs the server, without what it does anyway.
 func (c *cluster) costOfWrite(ctx context.Context) (time.Duration, error) {
+	report.Logf("measuring what one report costs")
+	if !wait(ctx, settle) { // the watches end
+		return 0, ctx.Err()
+	}
 	idle, err := c.cpu()
 	if err != nil {
 		return 0, err

@@ -199,7 +199,7 @@ func StartPortalAt(dir string, port int, args ...string) (*API, error) {
 		return nil, fmt.Errorf("%w (run `make build` first)", err)
 	}
 	api := &API{Process: p, URL: "https://" + listen, Kubeconfig: filepath.Join(dir, "data", "admin.kubeconfig")}
-	return api, api.WaitReady(30 * time.Second)
+	return api, api.WaitReady(90 * time.Second)
 }
 
 var insecure = &http.Client{

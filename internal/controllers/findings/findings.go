@@ -95,21 +95,26 @@ func (c *Controller) Run(ctx context.Context) error {
 			continue
 		}
 		looked = began
-		if err := c.step(ctx); err != nil && ctx.Err() == nil {
-			log.V(1).Info("the cluster could not be looked at, retrying", "err", err)
+		found, err := c.step(ctx)
+		took := c.Clock.Since(began)
+		wait = min(max(interval, restFactor*took), maxRest)
+		switch {
+		case err == nil:
+			log.V(2).Info("looked at the cluster", "found", found, "took", took, "nextIn", wait)
+		case ctx.Err() == nil:
+			log.V(1).Info("the cluster could not be looked at, retrying", "err", err, "nextIn", wait)
 		}
-		wait = min(max(interval, restFactor*c.Clock.Since(began)), maxRest)
 	}
 }
 
-// step looks once and writes what is new.
-func (c *Controller) step(ctx context.Context) error {
+// step looks once, writes what is new, and returns how much was found.
+func (c *Controller) step(ctx context.Context) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	found, err := c.Look(ctx)
 	if err != nil {
 		c.changed.Store(true)
-		return err
+		return 0, err
 	}
 	news := c.known.Update(c.Clock.Now(), found)
 	for i, f := range news {
@@ -117,10 +122,10 @@ func (c *Controller) step(ctx context.Context) error {
 			for _, unwritten := range news[i:] {
 				c.known.Forget(unwritten)
 			}
-			return fmt.Errorf("write an Event about %s: %w", f.Object, err)
+			return len(found), fmt.Errorf("write an Event about %s: %w", f.Object, err)
 		}
 	}
-	return nil
+	return len(found), nil
 }
 
 // explain looks at everything that the API has.

@@ -32,7 +32,7 @@ func TestEvents(t *testing.T) {
 	looks := func(c *Controller, n int) {
 		t.Helper()
 		for range n {
-			if err := c.step(ctx); err != nil {
+			if _, err := c.step(ctx); err != nil {
 				t.Fatal(err)
 			}
 			clock.Step(lasting)
@@ -103,11 +103,11 @@ func TestUnwritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		_ = c.step(t.Context())
+		_, _ = c.step(t.Context())
 		clock.Step(lasting)
 	}
 	broken.Store(false)
-	if err := c.step(t.Context()); err != nil {
+	if _, err := c.step(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range found {
