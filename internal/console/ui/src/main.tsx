@@ -68,7 +68,7 @@ function Live() {
   const state = world.connection === "lost" ? "lost" : away ? "away" : world.status?.synced ? "live" : "connecting";
   const words = { lost: "Reconnecting", away: "API server away", live: "Live", connecting: "Loading" };
   return (
-    <span class={"live " + state} role="status">
+    <span class={"conn " + state} role="status">
       <i aria-hidden="true" /> {words[state]}
     </span>
   );

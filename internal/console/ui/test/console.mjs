@@ -186,18 +186,31 @@ async function tour() {
   await rows(page).first().waitFor();
   await accessible(page, "overview, dark");
   await shot(page, "overview-dark");
+  const others = [["nodes", ".nodes li"], ["ranges", ".map a"]];
+  for (const [path, there] of others) {
+    await page.goto(given.url + path);
+    await page.locator(there).first().waitFor();
+    await accessible(page, path + ", dark");
+    await shot(page, path + "-dark");
+  }
+  await page.goto(given.url);
+  await rows(page).first().waitFor();
   await page.setViewportSize({ width: 390, height: 844 });
   await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
   await shot(page, "overview-phone-dark");
   await page.getByRole("button", { name: /Colours/ }).click();
   await page.waitForFunction(() => document.documentElement.dataset.theme === "auto");
   await shot(page, "overview-phone");
-  await page.goto(given.url + "services/shop/cart");
-  await chain(page, "warning");
-  await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
-  await shot(page, "service-phone", true);
+  for (const [path, there] of [["services/shop/cart", '.chain[data-health="warning"]'], ...others]) {
+    await page.goto(given.url + path);
+    await page.locator(there).first().waitFor();
+    await page.waitForFunction(() => document.documentElement.scrollWidth <= 390);
+    await accessible(page, path + ", phone");
+    await shot(page, path.replace("services/shop/cart", "service") + "-phone", true);
+  }
   await page.getByRole("button", { name: "Sign out" }).click();
   await page.waitForSelector("#kubeconfig");
+  await shot(page, "signin-phone");
   await page.goto(given.url + "services/shop/cart");
   await page.waitForSelector("#kubeconfig");
   await page.context().close();
