@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -27,6 +28,7 @@ import (
 	"portal/internal/lb/standin"
 	"portal/internal/lb/tlspolicy"
 	"portal/internal/lb/worker"
+	"portal/internal/nodereport"
 )
 
 // balancingOptions are the flags about the balancing process.
@@ -37,6 +39,8 @@ type balancingOptions struct {
 	// dir is the folder of the balancing process. ephemeral: it ends with this one.
 	dir       string
 	ephemeral bool
+	// running is the balancing process of this machine, once it is looked after here.
+	running atomic.Pointer[outside]
 }
 
 const (
@@ -102,6 +106,7 @@ func (o *balancingOptions) start(log *slog.Logger) (balancing *lb.Balancing, met
 		return nil, nil, nil, err
 	}
 	e := &outside{options: o.worker(log)}
+	o.running.Store(e)
 	entry := o.entry
 	if entry == "" {
 		entry = lb.DefaultEntry
@@ -169,6 +174,34 @@ func (o *outside) Gone() <-chan struct{} {
 		return nil
 	}
 	return o.client.Gone()
+}
+
+// unhealthy are the endpoints that the balancing process has taken out. What can't be asked is not said.
+func (o *balancingOptions) unhealthy(ctx context.Context) (out []nodereport.Unhealthy) {
+	e := o.running.Load()
+	if e == nil {
+		return nil
+	}
+	e.mu.Lock()
+	client := e.client
+	e.mu.Unlock()
+	if client == nil {
+		return nil
+	}
+	state, err := client.State(ctx)
+	if err != nil {
+		e.options.Log.Warn("the balancing process does not say which endpoints are healthy", "err", err)
+		return nil
+	}
+	for i := range state.Pools {
+		p := &state.Pools[i]
+		for _, m := range p.Endpoints {
+			if !m.Healthy || m.Ejected {
+				out = append(out, nodereport.Unhealthy{Namespace: p.Owner.Namespace, Service: p.Owner.Name, Address: m.Address, Error: m.Error})
+			}
+		}
+	}
+	return out
 }
 
 // Gather are the process' metrics.

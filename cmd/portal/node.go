@@ -173,7 +173,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	if may.noProxy == "" {
 		options.Drained = running.drained
 	}
-	options.Stream.State = nodeState(options, &running, may)
+	options.Stream.State = nodeState(options, &running, may, &o.parts.balancers.balancingOptions)
 	options.Stream.Traffic = nodeTraffic(ctx, &running, &beside)
 	options.DNS = o.parts.nodeDNS(cmd, log, who.dns, options.Name, options.ClusterDomain, may)
 	agent, err := node.New(options)

@@ -21,6 +21,7 @@ import (
 	"portal/internal/node/runtime/shim"
 	"portal/internal/nodereport"
 	"portal/internal/proxy"
+	"portal/internal/proxy/foreign"
 	"portal/internal/top"
 )
 
@@ -40,8 +41,11 @@ func (r *runningProxy) drained(service intent.Key, addrs []netip.Addr) bool {
 }
 
 // nodeState is what a node reports about itself when it is asked.
-func nodeState(o node.Options, running *runningProxy, may *parts) http.Handler {
-	return nodereport.Source{Node: o.Name, PodsDir: filepath.Join(o.DataDir, "pods"), PIDFile: shim.PIDFile, Proxy: running.Load, NoProxy: may.noProxy, Zone: o.ClusterDomain}
+func nodeState(o node.Options, running *runningProxy, may *parts, balancers *balancingOptions) http.Handler {
+	return nodereport.Source{
+		Node: o.Name, PodsDir: filepath.Join(o.DataDir, "pods"), PIDFile: shim.PIDFile, Proxy: running.Load, NoProxy: may.noProxy, Zone: o.ClusterDomain,
+		Unhealthy: balancers.unhealthy, Foreign: foreign.Find,
+	}
 }
 
 // nodeTraffic counts what goes through Services on this machine, while somebody asks, until ctx ends.

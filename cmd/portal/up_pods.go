@@ -132,7 +132,7 @@ func (o *upOptions) startPods(cmd *cobra.Command, log *slog.Logger, info server.
 	if may.noProxy == "" {
 		options.Drained = o.running.drained
 	}
-	options.Stream.State = nodeState(options, &o.running, may)
+	options.Stream.State = nodeState(options, &o.running, may, &o.parts.balancers.balancingOptions)
 	options.Stream.Traffic = nodeTraffic(cmd.Context(), &o.running, beside)
 	agent, err := node.New(options)
 	if err != nil {

@@ -56,9 +56,13 @@ func (a *asking) at(s *Service, kind string, addr netip.Addr, port uint16, numbe
 	a.serviceFacts(s)
 	a.take(s.ref())
 	a.takeShared()
-	if port == 0 {
-		return
+	if port != 0 {
+		a.missingPort(s, fmt.Sprintf("%s %s", kind, addr), port, number)
 	}
+}
+
+// missingPort: what is asked for at a place of a Service is none of its ports there.
+func (a *asking) missingPort(s *Service, where string, port uint16, number func(*corev1.ServicePort) int32) {
 	var have []string
 	for i := range s.Spec.Ports {
 		n := number(&s.Spec.Ports[i])
@@ -69,7 +73,7 @@ func (a *asking) at(s *Service, kind string, addr netip.Addr, port uint16, numbe
 	}
 	f := Finding{
 		Code: "address-port", Severity: Broken, Sure: Certain, Object: s.ref(), Field: "spec.ports",
-		Verdict: fmt.Sprintf("%s has no port %d at its %s %s: it has %s", s.ref(), port, kind, addr, some(have)),
+		Verdict: fmt.Sprintf("%s has no port %d at its %s: it has %s", s.ref(), port, where, some(have)),
 	}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
@@ -94,7 +98,7 @@ func (a *asking) podAddress(p *corev1.Pod, port uint16) {
 	if udp, _ := a.listens(p, corev1.ProtocolUDP, int32(port)); !known || open == reachable || udp == reachable {
 		return
 	}
-	f := Finding{Code: "port-not-listening", Severity: Broken, Sure: Certain, Object: podRef(p), Verdict: fmt.Sprintf("nothing listens at port %d of %s; open are: %s", port, podRef(p), a.portList(p))}
+	f := Finding{Code: "port-not-listening", Severity: Broken, Sure: Certain, Object: podRef(p), Verdict: fmt.Sprintf("nothing listens at port %d of %s; open are: %s", port, podRef(p), a.portList(p, corev1.ProtocolTCP))}
 	if open == loopback {
 		f.Code = "listens-on-loopback"
 		f.Verdict = fmt.Sprintf("port %d of %s is open at a loopback address only, where nobody else reaches it", port, podRef(p))

@@ -76,6 +76,8 @@ type asking struct {
 	taken    map[int]bool
 	found    []Finding
 	facts    []string
+	// port is the one that was asked for beside a name, or 0.
+	port uint16
 }
 
 func (a *asking) fact(format string, args ...any) {
@@ -161,8 +163,9 @@ func (a *asking) service(k Key) {
 	a.takeShared()
 }
 
-// behindAlias adds what is wrong with the Services that an alias leads to.
+// behindAlias adds what is wrong with the Services that an alias leads to. If one of them does not answer, that is why the alias does not.
 func (a *asking) behindAlias(s *Service) {
+	alias := s.ref()
 	for range 5 {
 		k, ok := a.inCluster(strings.TrimSuffix(s.Spec.ExternalName, "."))
 		if s.Spec.Type != corev1.ServiceTypeExternalName || !ok || a.services[k] == nil {
@@ -170,6 +173,11 @@ func (a *asking) behindAlias(s *Service) {
 		}
 		s = a.services[k]
 		a.take(s.ref())
+		if slices.ContainsFunc(a.found, func(f Finding) bool { return f.Object == s.ref() && f.Severity == Broken }) {
+			a.found = slices.DeleteFunc(a.found, func(f Finding) bool {
+				return f.Object == alias && (f.Code == "externalname-unreachable" || f.Code == "externalname-unknown")
+			})
+		}
 	}
 }
 
@@ -361,10 +369,8 @@ func (a *asking) ingress(k Key) {
 
 // classText names the class of an Ingress and its controller.
 func (a *asking) classText(in *networkingv1.Ingress) string {
-	for i := range a.IngressClasses {
-		if c := &a.IngressClasses[i]; in.Spec.IngressClassName != nil && c.Name == *in.Spec.IngressClassName {
-			return fmt.Sprintf(" %s (spec.controller %s)", c.Name, c.Spec.Controller)
-		}
+	if c := a.classOf(in); c != nil {
+		return fmt.Sprintf(" %s (spec.controller %s)", c.Name, c.Spec.Controller)
 	}
 	return ""
 }

@@ -46,7 +46,7 @@ var faults = []fault{
 		s := w.service("shop", "api", map[string]string{"app": "api"}, 80)
 		w.behind(s)
 		w.pod("default", "api-1", map[string]string{"app": "api"})
-	}, Question{"service", "shop", "api"}, "selector-namespace", "namespace default", "create service clusterip api --tcp=80:9376 -n default"},
+	}, Question{"service", "shop", "api"}, "selector-namespace", "namespace default", `"namespace":"default"`},
 	{"scaled to 0", func(w *world) {
 		s := w.service("shop", "api", map[string]string{"app": "api"}, 80)
 		w.behind(s)
@@ -439,7 +439,7 @@ var faults = []fault{
 
 // TestCatalogue: of each fault, the first line names the cause, and what to type has the fix.
 func TestCatalogue(t *testing.T) {
-	for _, f := range slices.Concat(faults, further) {
+	for _, f := range slices.Concat(faults, further, siblings) {
 		t.Run(f.name, func(t *testing.T) {
 			w := newWorld(t)
 			f.wrong(w)

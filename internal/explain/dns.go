@@ -159,12 +159,3 @@ func (v *View) servesNames(a netip.Addr) bool {
 	}
 	return false
 }
-
-// templatePatch changes the Pod template that a Pod was made from.
-func (v *View) templatePatch(p *corev1.Pod, spec map[string]any) []string {
-	w, made := v.workload(p)
-	if !made {
-		return []string{kubectl(p.Namespace, "get pod %s -o yaml", p.Name)}
-	}
-	return []string{mergePatch(w, map[string]any{"spec": map[string]any{"template": map[string]any{"spec": spec}}})}
-}

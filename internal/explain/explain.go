@@ -102,7 +102,7 @@ type Check func(*View) []Finding
 // checks are all of them. Their order is of no importance.
 var checks = []Check{
 	checkSelectors, checkPods, checkWorkloads, checkRestarts, checkDeleting, checkTargetPorts, checkListeners, checkSlices, checkHandMade, checkEndpointAddresses, checkControllers,
-	checkPolicies, checkExternalIPs, checkBalancers, checkExternalNames, checkHeadless, checkStatefulSets,
+	checkPolicies, checkExternalIPs, checkBalancers, checkBalancerHealth, checkExternalNames, checkHeadless, checkStatefulSets,
 	checkNodes, checkNetwork, checkProxies, checkParts, checkServedByProxy, checkReach, checkOutside, checkLookups, checkHosts, checkDNS, checkPodDNS, checkClaims, checkRanges, checkIngresses, checkCertificates,
 }
 

@@ -24,7 +24,8 @@ func FocusOn(e *Evidence, q Question) (out Focus) {
 	case "service":
 		out.about(v, v.Service(q.Namespace, q.Name))
 	case "name":
-		text := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(cleanName(q.Name), "."), "."+v.Zone), ".svc")
+		text, _ := cleanName(q.Name)
+		text = strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(text, "."), "."+v.Zone), ".svc")
 		parts := strings.Split(text, ".")
 		s := v.Service(q.Namespace, parts[len(parts)-1])
 		if len(parts) > 1 && v.Service(parts[len(parts)-1], parts[len(parts)-2]) != nil {

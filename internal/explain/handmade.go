@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -78,6 +79,9 @@ func (v *View) unmade(s *Service) []Finding {
 		r := Ref{"EndpointSlice", slice.Namespace, slice.Name}
 		f.Code, f.Affects, f.Field = "slice-label", []Ref{r}, "metadata.labels"
 		f.Verdict = fmt.Sprintf("%s has no endpoints: %s lacks the label %s=%s by which it would be the Service's", s.ref(), r, discoveryv1.LabelServiceName, s.Name)
+		if name, ok := slice.Labels[discoveryv1.LabelServiceName]; ok {
+			f.Verdict += fmt.Sprintf("; it has %s=%s", discoveryv1.LabelServiceName, name)
+		}
 		f.Evidence = []string{fmt.Sprintf("its labels are %q", pairs(slice.Labels))}
 		f.Fix = []string{kubectl(slice.Namespace, "label endpointslice %s %s=%s --overwrite", slice.Name, discoveryv1.LabelServiceName, s.Name)}
 		return []Finding{f}
@@ -91,6 +95,11 @@ func (v *View) unmade(s *Service) []Finding {
 		for _, slice := range s.Slices {
 			r := Ref{"EndpointSlice", slice.Namespace, slice.Name}
 			f.Affects = append(f.Affects, r)
+			if slice.Labels[discoveryv1.LabelManagedBy] == mirror {
+				f.Verdict = fmt.Sprintf("%s has no ready endpoint: all addresses of Endpoints %s/%s are among notReadyAddresses", s.ref(), s.Namespace, s.Name)
+				f.Fix = []string{readyAddresses(s)}
+				break
+			}
 			for i := range slice.Endpoints {
 				f.Fix = append(f.Fix, jsonPatch(r, operation{"add", fmt.Sprintf("/endpoints/%d/conditions/ready", i), true}))
 			}
@@ -113,14 +122,45 @@ func (v *View) unmade(s *Service) []Finding {
 // selectorFix is a selector that a Service without one probably should have.
 func (v *View) selectorFix(s *Service, f *Finding) []string {
 	for _, set := range v.labelsOf(s.Namespace).sets {
-		for _, k := range []string{"app", "app.kubernetes.io/name", "k8s-app", "run", "name"} {
+		for _, k := range nameKeys {
 			if set.labels[k] == s.Name {
 				f.Evidence = append(f.Evidence, fmt.Sprintf("%s has the label %s=%s", set.example, k, s.Name))
 				return []string{mergePatch(s.ref(), map[string]any{"spec": map[string]any{"selector": map[string]string{k: s.Name}}})}
 			}
 		}
 	}
+	if set, ok := v.orphan(s.Namespace); ok {
+		f.Evidence = append(f.Evidence, fmt.Sprintf("%s has the labels %s, and no Service selects it", set.example, pairs(set.labels)))
+		return []string{mergePatch(s.ref(), map[string]any{"spec": map[string]any{"selector": usualLabels(set.labels)}})}
+	}
 	return []string{kubectl(s.Namespace, "set selector service %s app=%s", s.Name, s.Name)}
+}
+
+// nameKeys are labels by which applications are usually told apart.
+var nameKeys = []string{"app", "app.kubernetes.io/name", "k8s-app", "run", "name"}
+
+// orphan are the labels of the only Pods in a namespace that no Service selects.
+func (v *View) orphan(namespace string) (out labelSet, ok bool) {
+	for _, set := range v.labelsOf(namespace).sets {
+		if v.selected(namespace, set.labels) {
+			continue
+		}
+		if ok {
+			return labelSet{}, false
+		}
+		out, ok = set, true
+	}
+	return out, ok
+}
+
+// usualLabels are, of a Pod's labels, those that a selector usually asks for: one that names the application, or all.
+func usualLabels(labels map[string]string) map[string]string {
+	for _, k := range nameKeys {
+		if value, ok := labels[k]; ok {
+			return map[string]string{k: value}
+		}
+	}
+	return labels
 }
 
 // elsewhereSlice is a slice for a Service of this name in a namespace that has none.
@@ -160,15 +200,29 @@ func (v *View) abandoned(s *Service) (Finding, bool) {
 func (v *View) stray(s *Service) *discoveryv1.EndpointSlice {
 	for _, slice := range v.strays[s.Namespace] {
 		name := slice.Labels[discoveryv1.LabelServiceName]
-		if name != "" && !near(name, s.Name) {
-			continue
-		}
 		owned := slices.ContainsFunc(slice.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "Service" && o.Name == s.Name })
-		if name != "" || owned || slice.Name == s.Name || strings.HasPrefix(slice.Name, s.Name+"-") {
+		named := slices.Contains(slices.Collect(maps.Values(slice.Labels)), s.Name) // by another key
+		if near(name, s.Name) || owned || named || v.bearsName(slice, s) {
+			return slice
+		}
+	}
+	for i := range v.Evidence.Slices { // one that another Service has
+		slice := &v.Evidence.Slices[i]
+		if by := slice.Labels[discoveryv1.LabelManagedBy]; slice.Namespace == s.Namespace && slice.Labels[discoveryv1.LabelServiceName] != s.Name && by != sliceController && by != mirror && v.bearsName(slice, s) {
 			return slice
 		}
 	}
 	return nil
+}
+
+// bearsName says whether a slice has a Service's name, as those that controllers write, and no other Service's.
+func (v *View) bearsName(slice *discoveryv1.EndpointSlice, s *Service) bool {
+	if slice.Name != s.Name && !strings.HasPrefix(slice.Name, s.Name+"-") {
+		return false
+	}
+	return !slices.ContainsFunc(v.inNamespace[s.Namespace], func(other *Service) bool {
+		return len(other.Name) > len(s.Name) && (slice.Name == other.Name || strings.HasPrefix(slice.Name, other.Name+"-"))
+	})
 }
 
 func (v *View) unmirrored(f Finding, s *Service) Finding {
@@ -186,7 +240,7 @@ func (v *View) unmirrored(f Finding, s *Service) Finding {
 	if ready == 0 {
 		f.Code = "endpoints-not-ready"
 		f.Verdict = fmt.Sprintf("%s has no ready endpoint: all addresses of %s are among notReadyAddresses", s.ref(), r)
-		f.Fix = []string{kubectl(s.Namespace, "edit endpoints %s", s.Name)}
+		f.Fix = []string{readyAddresses(s)}
 		return f
 	}
 	f.Verdict = fmt.Sprintf("%s has no endpoints: %s has not been mirrored to an EndpointSlice, which is what proxies read", s.ref(), r)
@@ -194,88 +248,7 @@ func (v *View) unmirrored(f Finding, s *Service) Finding {
 	return f
 }
 
-// handMadePorts compares the names of ports in slices that people wrote with those of their Services.
-func (v *View) handMadePorts() (out []Finding) {
-	for _, s := range v.order {
-		if s.selects() || s.headless() || len(s.Slices) == 0 {
-			continue
-		}
-		for i := range s.Spec.Ports {
-			if f, ok := v.slicePort(s, i); ok {
-				out = append(out, f)
-			}
-		}
-	}
-	return out
-}
-
-func (v *View) slicePort(s *Service, index int) (Finding, bool) {
-	port := &s.Spec.Ports[index]
-	var have []string
-	var in *discoveryv1.EndpointSlice
-	at := 0
-	for _, slice := range s.Slices {
-		if len(slice.Endpoints) == 0 {
-			continue
-		}
-		if in == nil {
-			in = slice
-		}
-		for j := range slice.Ports {
-			p := &slice.Ports[j]
-			if sliceName(p) == port.Name && sliceProtocol(p) == protocolOf(port) && p.Port != nil {
-				return Finding{}, false
-			}
-			if sliceProtocol(p) == protocolOf(port) && len(s.Spec.Ports) == 1 {
-				in, at = slice, j
-			}
-			have = append(have, fmt.Sprintf("%q %s", sliceName(p), sliceProtocol(p)))
-		}
-	}
-	if in == nil {
-		return Finding{}, false
-	}
-	r := Ref{"EndpointSlice", in.Namespace, in.Name}
-	f := Finding{Code: "slice-port", Severity: Broken, Sure: Certain, Object: s.ref(), Field: fmt.Sprintf("spec.ports[%d].name", index), Affects: []Ref{r}}
-	if len(have) == 0 {
-		f.Verdict = fmt.Sprintf("%s gets no traffic through: %s has no ports, and endpoints belong to a Service's port by its name", s.ref(), r)
-		number := target(&corev1.Pod{}, port)
-		if number == 0 {
-			number = port.Port
-		}
-		f.Fix = []string{jsonPatch(r, operation{"add", "/ports", []map[string]any{{"name": port.Name, "port": number, "protocol": protocolOf(port)}}})}
-		return f, true
-	}
-	f.Verdict = fmt.Sprintf("%s: port %d is named %q (%s), and %s has only %s: endpoints belong to a Service's port by name and protocol", s.ref(), port.Port, port.Name, protocolOf(port), r, some(have))
-	if len(in.Ports) > 0 {
-		p := &in.Ports[at]
-		if sliceProtocol(p) == protocolOf(port) {
-			f.Fix = []string{jsonPatch(r, operation{"replace", fmt.Sprintf("/ports/%d/name", at), quoted(port.Name)})}
-		} else {
-			f.Fix = []string{jsonPatch(r, operation{"replace", fmt.Sprintf("/ports/%d/protocol", at), protocolOf(port)})}
-		}
-	}
-	return f, true
-}
-
-// quoted keeps an empty text in a patch.
-func quoted(text string) any {
-	if text == "" {
-		return &text
-	}
-	return text
-}
-
-func sliceName(p *discoveryv1.EndpointPort) string {
-	if p.Name == nil {
-		return ""
-	}
-	return *p.Name
-}
-
-func sliceProtocol(p *discoveryv1.EndpointPort) corev1.Protocol {
-	if p.Protocol == nil {
-		return corev1.ProtocolTCP
-	}
-	return *p.Protocol
+// readyAddresses has the addresses of an Endpoints object that are not ready be so.
+func readyAddresses(s *Service) string {
+	return kubectl(s.Namespace, "get endpoints %s -o json", s.Name) + " | sed 's/\"notReadyAddresses\"/\"addresses\"/' | kubectl replace -f -"
 }

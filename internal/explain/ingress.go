@@ -1,11 +1,10 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
 
@@ -68,36 +67,117 @@ func (v *View) ingressClass(in *networkingv1.Ingress) []Finding {
 	}
 	f := Finding{Code: "ingress-class", Severity: Broken, Sure: Certain, Object: ingressRef(in), Field: "spec.ingressClassName"}
 	var names []string
+	byDefault := false
 	for i := range v.IngressClasses {
 		names = append(names, v.IngressClasses[i].Name)
+		byDefault = byDefault || v.IngressClasses[i].Annotations[networkingv1.AnnotationIsDefaultIngressClass] == "true"
 	}
-	if name := in.Spec.IngressClassName; name != nil {
-		if slices.Contains(names, *name) {
-			return nil
-		}
+	annotation := in.Annotations["kubernetes.io/ingress.class"]
+	switch name := in.Spec.IngressClassName; {
+	case name != nil && slices.Contains(names, *name):
+		return v.otherController(in)
+	case name != nil:
 		f.Verdict = fmt.Sprintf("%s asks for the IngressClass %q, which does not exist, so nobody serves it", f.Object, *name)
-	} else {
-		if in.Annotations["kubernetes.io/ingress.class"] != "" || len(in.Status.LoadBalancer.Ingress) > 0 {
-			return nil
-		}
-		if slices.ContainsFunc(v.IngressClasses, func(c networkingv1.IngressClass) bool {
-			return c.Annotations[networkingv1.AnnotationIsDefaultIngressClass] == "true"
-		}) {
-			return nil
-		}
+	case len(in.Status.LoadBalancer.Ingress) > 0:
+		return nil
+	case annotation != "" && v.portals() && !slices.Contains(names, annotation):
+		f.Sure, f.Field = Likely, "metadata.annotations"
+		f.Verdict = fmt.Sprintf("%s asks for the IngressClass %q (annotation kubernetes.io/ingress.class), which does not exist, and nobody has served it", f.Object, annotation)
+	case annotation != "" || byDefault:
+		return nil
+	default:
 		f.Verdict = fmt.Sprintf("%s names no IngressClass, and none is the default, so nobody serves it", f.Object)
 	}
+	f.Evidence = []string{"there is no IngressClass object"}
 	if len(names) > 0 {
-		f.Evidence = []string{"IngressClasses: " + some(names)}
-		f.Fix = []string{mergePatch(f.Object, map[string]any{"spec": map[string]any{"ingressClassName": names[0]}})}
-	} else {
-		f.Evidence = []string{"there is no IngressClass"}
-		if slices.ContainsFunc(v.Parts, func(r reports.Report) bool { return r.Part == reports.LB }) {
-			f.Evidence[0] += " object; Portal's load balancers serve the class " + compile.ClassName + " without one"
-			f.Fix = []string{mergePatch(f.Object, map[string]any{"spec": map[string]any{"ingressClassName": compile.ClassName}})}
-		}
+		f.Evidence[0] = "IngressClasses: " + some(names)
+	}
+	right := v.rightClass(in)
+	if right == compile.ClassName && !slices.Contains(names, right) {
+		f.Evidence = append(f.Evidence, "Portal's load balancers serve the class "+right+" without such an object")
+	}
+	if right != "" {
+		f.Verdict += "; there is the class " + right
+		f.Fix = []string{mergePatch(f.Object, map[string]any{"spec": map[string]any{"ingressClassName": right}})}
 	}
 	return []Finding{f}
+}
+
+// otherController: the class exists, Portal's load balancers run, and the class is another controller's, of which nothing is to be seen.
+func (v *View) otherController(in *networkingv1.Ingress) []Finding {
+	right := v.rightClass(in)
+	if len(in.Status.LoadBalancer.Ingress) > 0 || v.Now.Sub(in.CreationTimestamp.Time) < settle || !v.portals() || right == "" || right == *in.Spec.IngressClassName {
+		return nil
+	}
+	class := v.classOf(in)
+	if class == nil || slices.ContainsFunc(v.Ingresses, func(other networkingv1.Ingress) bool {
+		return other.Spec.IngressClassName != nil && *other.Spec.IngressClassName == class.Name && len(other.Status.LoadBalancer.Ingress) > 0
+	}) {
+		return nil
+	}
+	r := ingressRef(in)
+	return []Finding{{
+		Code: "ingress-class", Severity: Broken, Sure: Likely, Object: r, Field: "spec.ingressClassName", Since: since(in.CreationTimestamp.Time),
+		Verdict:  fmt.Sprintf("%s has no address: its IngressClass %s is for the controller %s, which has served no Ingress of it; Portal's load balancers serve the class %s", r, class.Name, class.Spec.Controller, right),
+		Evidence: []string{"status.loadBalancer is empty"},
+		Fix:      []string{mergePatch(r, map[string]any{"spec": map[string]any{"ingressClassName": right}})},
+	}}
+}
+
+// classOf is the IngressClass object that an Ingress names, or nil.
+func (v *View) classOf(in *networkingv1.Ingress) *networkingv1.IngressClass {
+	for i := range v.IngressClasses {
+		if c := &v.IngressClasses[i]; in.Spec.IngressClassName != nil && c.Name == *in.Spec.IngressClassName {
+			return c
+		}
+	}
+	return nil
+}
+
+// rightClass is the class that an Ingress without a usable one most probably should have: one that is written almost so, the default, that of
+// Portal's load balancers if they run, that of Ingresses that have an address, or the only one.
+func (v *View) rightClass(in *networkingv1.Ingress) string {
+	var all []string
+	served, own := "", ""
+	known := false
+	for i := range v.IngressClasses {
+		c := &v.IngressClasses[i]
+		all = append(all, c.Name)
+		known = known || c.Name == compile.ClassName
+		if c.Annotations[networkingv1.AnnotationIsDefaultIngressClass] == "true" {
+			served = c.Name
+		}
+		if c.Spec.Controller == compile.ClassController {
+			own = c.Name
+		}
+	}
+	if !known {
+		own = compile.ClassName
+	}
+	if !v.portals() {
+		own = ""
+	} else if own != "" {
+		all = append(all, own)
+	}
+	if name := in.Spec.IngressClassName; name != nil {
+		if i := slices.IndexFunc(all, func(c string) bool { return near(c, *name) }); i >= 0 {
+			return all[i]
+		}
+	}
+	for i := range v.Ingresses {
+		if other := &v.Ingresses[i]; served == "" && own == "" && other.Spec.IngressClassName != nil && len(other.Status.LoadBalancer.Ingress) > 0 {
+			served = *other.Spec.IngressClassName
+		}
+	}
+	if len(all) == 1 {
+		return all[0]
+	}
+	return cmp.Or(served, own)
+}
+
+// portals says whether Portal's load balancers run.
+func (v *View) portals() bool {
+	return v.lease(balancerLease) != nil || slices.ContainsFunc(v.Parts, func(r reports.Report) bool { return r.Part == reports.LB })
 }
 
 func (v *View) backend(in *networkingv1.Ingress, b ingressBackend) []Finding {
@@ -146,7 +226,7 @@ func (v *View) ingressTLS(in *networkingv1.Ingress, index int, t networkingv1.In
 	if exists, known := v.Secrets[r]; known && !exists {
 		f.Code = "ingress-secret"
 		f.Verdict = fmt.Sprintf("%s has its certificate in %s, which does not exist", f.Object, r)
-		f.Fix = []string{kubectl(in.Namespace, "create secret tls %s --cert=FILE --key=FILE", t.SecretName)}
+		f.Evidence, f.Fix = []string{selfSigned}, newCertificate(r, t.Hosts)
 		return []Finding{f}
 	}
 	for i := range v.Certificates {
@@ -158,74 +238,10 @@ func (v *View) ingressTLS(in *networkingv1.Ingress, index int, t networkingv1.In
 			if !covers(c.Names, host) {
 				f.Code = "ingress-certificate"
 				f.Verdict = fmt.Sprintf("%s serves %s with the certificate in %s, which is for %s", f.Object, host, r, some(c.Names))
+				f.Evidence, f.Fix = []string{selfSigned}, newCertificate(r, t.Hosts)
 				return []Finding{f}
 			}
 		}
 	}
 	return nil
-}
-
-// covers says whether a certificate is for a host: by name, or by a wildcard for one label.
-func covers(names []string, host string) bool {
-	host = strings.ToLower(host)
-	return slices.ContainsFunc(names, func(name string) bool {
-		name = strings.ToLower(name)
-		if name == host {
-			return true
-		}
-		if below, ok := strings.CutPrefix(name, "*."); ok {
-			_, rest, found := strings.Cut(host, ".")
-			return found && rest == below
-		}
-		a, err1 := netip.ParseAddr(name)
-		b, err2 := netip.ParseAddr(host)
-		return err1 == nil && err2 == nil && a == b
-	})
-}
-
-// soon is when a certificate's end is worth a word.
-const soon = 14 * 24 * time.Hour
-
-// checkCertificates looks at those that could be read.
-func checkCertificates(v *View) (out []Finding) {
-	for i := range v.Certificates {
-		c := &v.Certificates[i]
-		f := Finding{Severity: Broken, Sure: Certain, Object: c.Object, Affects: v.usesSecret(c.Object)}
-		switch {
-		case c.Err != "":
-			f.Code = "certificate-unreadable"
-			f.Verdict = fmt.Sprintf("%s holds no certificate that can be read: %s", c.Object, c.Err)
-		case v.Now.After(c.NotAfter):
-			f.Code, f.Since = "certificate-expired", since(c.NotAfter)
-			f.Verdict = fmt.Sprintf("the certificate in %s expired %s ago, on %s", c.Object, ago(v.Now.Sub(c.NotAfter)), c.NotAfter.UTC().Format(time.DateTime))
-		case v.Now.Before(c.NotBefore):
-			f.Code = "certificate-early"
-			f.Verdict = fmt.Sprintf("the certificate in %s is not valid before %s", c.Object, c.NotBefore.UTC().Format(time.DateTime))
-		case c.NotAfter.Sub(v.Now) < soon && c.NotAfter.Sub(c.NotBefore) > 2*soon:
-			f.Code, f.Severity = "certificate-ends", Degraded
-			f.Verdict = fmt.Sprintf("the certificate in %s ends in %s, on %s", c.Object, ago(c.NotAfter.Sub(v.Now)), c.NotAfter.UTC().Format(time.DateTime))
-		default:
-			continue
-		}
-		if len(c.Names) > 0 {
-			f.Evidence = []string{"it is for " + some(c.Names)}
-		}
-		if c.Object.Kind == "Secret" {
-			f.Fix = []string{kubectl(c.Object.Namespace, "create secret tls %s --cert=FILE --key=FILE --dry-run=client -o yaml | kubectl apply -f -", c.Object.Name)}
-		} else {
-			f.Fix = []string{"portal certs renew"}
-		}
-		out = append(out, f)
-	}
-	return out
-}
-
-func (v *View) usesSecret(r Ref) (out []Ref) {
-	for i := range v.Ingresses {
-		in := &v.Ingresses[i]
-		if in.Namespace == r.Namespace && slices.ContainsFunc(in.Spec.TLS, func(t networkingv1.IngressTLS) bool { return t.SecretName == r.Name }) {
-			out = append(out, ingressRef(in))
-		}
-	}
-	return out
 }

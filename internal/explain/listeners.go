@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -55,9 +54,14 @@ func (v *View) listens(p *corev1.Pod, protocol corev1.Protocol, port int32) (ope
 // listensFor is listens for the families of a Service: the worst of them.
 func (v *View) listensFor(s *Service, p *corev1.Pod, protocol corev1.Protocol, port int32) (open openness, known bool) {
 	open, known = v.listens(p, protocol, port)
-	if open != reachable || !known {
-		return open, known
+	if open == reachable && known && len(v.missedFamilies(s, p, protocol, port)) > 0 {
+		return otherFamily, true
 	}
+	return open, known
+}
+
+// missedFamilies are the families of a Service for which nobody in a Pod listens at a port.
+func (v *View) missedFamilies(s *Service, p *corev1.Pod, protocol corev1.Protocol, port int32) (out []string) {
 	sockets, _ := v.sockets(p)
 	for _, ip := range p.Status.PodIPs {
 		a, err := netip.ParseAddr(ip.IP)
@@ -67,10 +71,10 @@ func (v *View) listensFor(s *Service, p *corev1.Pod, protocol corev1.Protocol, p
 		if !slices.ContainsFunc(sockets, func(at nodereport.Socket) bool {
 			return at.Protocol == string(protocol) && int32(at.Port) == port && accepts(at.Address, a)
 		}) {
-			return otherFamily, true
+			out = append(out, string(familyOf(a)))
 		}
 	}
-	return open, true
+	return out
 }
 
 // accepts says whether a socket at one address gets what is sent to another. One at :: gets IPv4 as well, unless its program says
@@ -165,26 +169,49 @@ func (v *View) closedFinding(s *Service, index int, open openness, pods []*corev
 	}
 	if open == otherFamily {
 		f.Code = "listens-other-family"
-		f.Verdict = fmt.Sprintf("%s (%s) gets no answer at port %d: in %s the process listens at %s only, which is not for %s", s.ref(), families(s), port.Port, who, v.addressesOf(pods[0], number), families(s))
+		missed := v.missedFamilies(s, pods[0], protocolOf(port), number)
+		if len(missed) < len(s.Spec.IPFamilies) {
+			f.Severity = Degraded
+		}
+		f.Verdict = fmt.Sprintf("%s (%s) gets no answer at port %d by %s: in %s the process listens at %s only, which is not for %s", s.ref(), families(s), port.Port, strings.Join(missed, " and "), who, v.addressesOf(pods[0], number), strings.Join(missed, " and "))
 		f.Fix = v.loopbackFix(pods[0], number)
 		return f
 	}
 	f.Code = "port-not-listening"
 	f.Verdict = fmt.Sprintf("%s leads to port %d, at which nothing listens in %s", s.ref(), number, who)
-	others := v.reachablePorts(pods[0], protocolOf(port))
-	if len(others) == 0 {
-		f.Evidence = []string{fmt.Sprintf("no process of Pod %s listens for %s", pods[0].Name, protocolOf(port))}
-		f.Fix = []string{kubectl(s.Namespace, "logs %s", pods[0].Name)}
-		return f
-	}
-	if len(others) == 1 {
-		f.Verdict += fmt.Sprintf("; port %d is open", others[0])
-	} else {
-		f.Verdict += fmt.Sprintf("; ports %s are open", v.portList(pods[0]))
-	}
-	f.Evidence = []string{fmt.Sprintf("in Pod %s these ports are open: %s", pods[0].Name, v.portList(pods[0]))}
-	f.Fix = []string{jsonPatch(s.ref(), operation{"replace", fmt.Sprintf("/spec/ports/%d/targetPort", index), v.probable(pods[0], others)})}
+	v.otherPorts(&f, s, index, pods[0])
 	return f
+}
+
+// otherPorts says where a Pod listens instead, and leads the Service there.
+func (v *View) otherPorts(f *Finding, s *Service, index int, p *corev1.Pod) {
+	port := &s.Spec.Ports[index]
+	protocol := protocolOf(port)
+	open := v.reachablePorts(p, protocol)
+	for _, another := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+		if len(open) == 0 {
+			protocol, open = another, v.reachablePorts(p, another)
+		}
+	}
+	right := operation{"replace", fmt.Sprintf("/spec/ports/%d/targetPort", index), v.probable(p, open)}
+	what := ""
+	switch {
+	case len(open) == 0:
+		f.Evidence = []string{fmt.Sprintf("no process of Pod %s listens for %s", p.Name, protocolOf(port))}
+		f.Fix = []string{kubectl(s.Namespace, "logs %s", p.Name)}
+		return
+	case protocol != protocolOf(port):
+		what = string(protocol) + " "
+		f.Fix = []string{jsonPatch(s.ref(), operation{"replace", fmt.Sprintf("/spec/ports/%d/protocol", index), protocol}, right)}
+	default:
+		f.Fix = []string{jsonPatch(s.ref(), right)}
+	}
+	if len(open) == 1 {
+		f.Verdict += fmt.Sprintf("; %sport %d is open", what, open[0])
+	} else {
+		f.Verdict += fmt.Sprintf("; %sports %s are open", what, numbers(open))
+	}
+	f.Evidence = []string{fmt.Sprintf("in Pod %s these ports are open: %s", p.Name, numbers(open))}
 }
 
 // probable is, of open ports, the one that a container declares or probes; else the lowest.
@@ -198,6 +225,9 @@ func (v *View) probable(p *corev1.Pod, open []int32) int32 {
 		if slices.Contains(open, cp.ContainerPort) {
 			return cp.ContainerPort
 		}
+	}
+	if len(open) == 0 {
+		return 0
 	}
 	return open[0]
 }
@@ -220,42 +250,6 @@ func (v *View) addressesOf(p *corev1.Pod, port int32) string {
 		}
 	}
 	return strings.Join(out, ", ")
-}
-
-// loopbackFix changes an argument that says where to listen, if there is one; else it shows the container's command.
-func (v *View) loopbackFix(p *corev1.Pod, number int32) []string {
-	if w, made := v.workload(p); made {
-		for i := range p.Spec.Containers {
-			for field, list := range map[string][]string{"args": p.Spec.Containers[i].Args, "command": p.Spec.Containers[i].Command} {
-				for j, text := range list {
-					if to, ok := everywhere(text, number); ok {
-						return []string{jsonPatch(w, operation{"replace", fmt.Sprintf("/spec/template/spec/containers/%d/%s/%d", i, field, j), to})}
-					}
-				}
-			}
-			for j, env := range p.Spec.Containers[i].Env {
-				if to, ok := everywhere(env.Value, number); ok {
-					return []string{jsonPatch(w, operation{"replace", fmt.Sprintf("/spec/template/spec/containers/%d/env/%d/value", i, j), to})}
-				}
-			}
-		}
-	}
-	return []string{kubectl(p.Namespace, "get pod %s -o jsonpath='{.spec.containers[*].command} {.spec.containers[*].args}'", p.Name)}
-}
-
-// everywhere is an argument with an address in it, changed to all addresses: of a loopback address to all of its family, of all of IPv4
-// to all of both.
-func everywhere(text string, port int32) (string, bool) {
-	for _, change := range [][2]string{{"127.0.0.1", "0.0.0.0"}, {"localhost", "0.0.0.0"}, {"[::1]", "[::]"}, {"0.0.0.0", "[::]"}} {
-		from, to := change[0], change[1]
-		if text == from || strings.HasSuffix(text, "="+from) {
-			return strings.ReplaceAll(text, from, strings.Trim(to, "[]")), true
-		}
-		if at := from + ":" + strconv.Itoa(int(port)); strings.Contains(text, at) {
-			return strings.ReplaceAll(text, from, to), true
-		}
-	}
-	return "", false
 }
 
 // undeclared: where nobody looked into the Pods, what they declare is all there is to go by, and it is no proof.

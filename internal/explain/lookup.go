@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,7 +12,7 @@ import (
 
 // name says what a DNS name leads to, as seen by a Pod of the question's namespace.
 func (a *asking) name(text string) error {
-	text = cleanName(text)
+	text, a.port = cleanName(text)
 	text, absolute := strings.CutSuffix(text, ".")
 	labels := strings.Split(text, ".")
 	if text == "" || slices.Contains(labels, "") || len(text) > 253 {
@@ -47,15 +48,59 @@ func (a *asking) name(text string) error {
 	return nil
 }
 
-// cleanName takes from a text what is not part of a name: a scheme, a port, a path.
-func cleanName(text string) string {
+// schemePorts are those that a URL without a port means.
+var schemePorts = map[string]uint16{"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+// cleanName takes from a text what is not part of a name: a scheme, a user, a port, a path. The port is 0 if the text says nothing about it.
+func cleanName(text string) (name string, port uint16) {
 	text = strings.ToLower(text)
-	if _, rest, ok := strings.Cut(text, "://"); ok {
-		text = rest
+	if scheme, rest, ok := strings.Cut(text, "://"); ok {
+		text, port = rest, schemePorts[scheme]
 	}
 	text, _, _ = strings.Cut(text, "/")
-	text, _, _ = strings.Cut(text, ":")
-	return text
+	if _, host, ok := strings.Cut(text, "@"); ok {
+		text = host
+	}
+	text, number, _ := strings.Cut(text, ":")
+	if n, err := strconv.ParseUint(number, 10, 16); err == nil {
+		port = uint16(n)
+	}
+	return text, port
+}
+
+// namedPort looks at the port that was asked for beside a Service's name.
+func (a *asking) namedPort(s *Service) {
+	switch {
+	case a.port == 0 || s.Spec.Type == corev1.ServiceTypeExternalName || len(s.Spec.Ports) == 0:
+	case s.headless():
+		a.headlessPort(s)
+	default:
+		a.missingPort(s, "cluster IP "+s.Spec.ClusterIP, a.port, func(p *corev1.ServicePort) int32 { return p.Port })
+	}
+}
+
+// headlessPort: the name of a headless Service leads to Pods, and the port has to be theirs.
+func (a *asking) headlessPort(s *Service) {
+	var have []string
+	for i := range s.Spec.Ports {
+		number := s.Spec.Ports[i].Port
+		if len(s.Pods) > 0 {
+			number = target(s.Pods[0], &s.Spec.Ports[i])
+		}
+		if number == int32(a.port) || number == 0 {
+			return
+		}
+		have = append(have, fmt.Sprint(number))
+	}
+	if len(s.Pods) > 0 {
+		if open, known := a.listens(s.Pods[0], corev1.ProtocolTCP, int32(a.port)); known && open == reachable {
+			return
+		}
+	}
+	f := Finding{Code: "address-port", Severity: Broken, Sure: Likely, Object: s.ref(), Field: "spec.ports"}
+	f.Verdict = fmt.Sprintf("%s is headless: its name leads to the Pods themselves, which have no port %d, but %s", s.ref(), a.port, some(have))
+	f.Fix = []string{kubectl(s.Namespace, "get service %s", s.Name)}
+	a.found = append([]Finding{f}, slices.DeleteFunc(a.found, func(f Finding) bool { return f.Code == "headless-port" && f.Object == s.ref() })...)
 }
 
 // dotted: a name that ends with a dot is looked up as it is, without search domains; and this one would need them.
@@ -166,6 +211,7 @@ func (a *asking) resolve(text string, labels []string) {
 	a.take(s.ref())
 	a.behindAlias(s)
 	a.takeShared()
+	a.namedPort(s)
 }
 
 func (a *asking) portName(text string, s *Service, name, protocol string) {

@@ -57,6 +57,11 @@ func checkHeadless(v *View) (out []Finding) {
 
 // recreate makes a Service again, with a cluster IP: that field can't be changed.
 func recreate(s *Service) string {
+	return fmt.Sprintf("echo '%s' | kubectl replace --force -f -", compact(plainService(s, s.Namespace)))
+}
+
+// plainService is a Service with the ports and the selector of another one, and a cluster IP.
+func plainService(s *Service, namespace string) map[string]any {
 	ports := []map[string]any{}
 	for _, p := range s.Spec.Ports {
 		one := map[string]any{"port": p.Port, "targetPort": p.TargetPort}
@@ -68,7 +73,7 @@ func recreate(s *Service) string {
 		}
 		ports = append(ports, one)
 	}
-	metadata := map[string]any{"name": s.Name, "namespace": s.Namespace}
+	metadata := map[string]any{"name": s.Name, "namespace": namespace}
 	if len(s.Labels) > 0 {
 		metadata["labels"] = s.Labels
 	}
@@ -76,8 +81,7 @@ func recreate(s *Service) string {
 	if len(s.Spec.Selector) > 0 {
 		spec["selector"] = s.Spec.Selector
 	}
-	object := map[string]any{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
-	return fmt.Sprintf("echo '%s' | kubectl replace --force -f -", compact(object))
+	return map[string]any{"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 }
 
 // checkStatefulSets looks at the Services that StatefulSets name.

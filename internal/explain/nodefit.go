@@ -65,14 +65,17 @@ func (v *View) unfit(p *corev1.Pod) (string, []string) {
 	if a := p.Spec.Affinity; a != nil && (a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil || a.PodAffinity != nil || a.PodAntiAffinity != nil) {
 		return "spec.affinity asks for what no node has", v.templatePatch(p, map[string]any{"affinity": nil})
 	}
+	if slices.ContainsFunc(p.Spec.TopologySpreadConstraints, func(c corev1.TopologySpreadConstraint) bool { return c.WhenUnsatisfiable == corev1.DoNotSchedule }) {
+		return "spec.topologySpreadConstraints (DoNotSchedule) leave no node", v.templatePatch(p, map[string]any{"topologySpreadConstraints": nil})
+	}
 	for i := range p.Spec.Containers {
 		for j, port := range p.Spec.Containers[i].Ports {
 			if port.HostPort == 0 {
 				continue
 			}
 			why := fmt.Sprintf("the host port %d of its container %s is taken on every node", port.HostPort, p.Spec.Containers[i].Name)
-			if w, made := v.workload(p); made && !p.Spec.HostNetwork {
-				return why, []string{jsonPatch(w, operation{Op: "remove", Path: fmt.Sprintf("/spec/template/spec/containers/%d/ports/%d/hostPort", i, j)})}
+			if !p.Spec.HostNetwork {
+				return why, v.changePod(p, operation{Op: "remove", Path: fmt.Sprintf("/containers/%d/ports/%d/hostPort", i, j)})
 			}
 			return why, nil
 		}
@@ -137,7 +140,7 @@ func (v *View) badNodeSelector(p *corev1.Pod, names []string) (string, []string)
 
 // tooBig: the Pod asks for more than is free on any node that would be suited.
 func (v *View) tooBig(p *corev1.Pod, suited []*corev1.Node) (string, []string) {
-	for _, what := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+	for _, what := range resources(p) {
 		asked := requested(p, what)
 		if asked.IsZero() {
 			continue
@@ -153,24 +156,60 @@ func (v *View) tooBig(p *corev1.Pod, suited []*corev1.Node) (string, []string) {
 			continue
 		}
 		why := fmt.Sprintf("it asks for %s %s, and node %s, which has most of it, has %s free", asked.String(), what, where, most.String())
-		w, made := v.workload(p)
-		if !made {
-			return why, nil
-		}
-		less := "100m"
-		if what == corev1.ResourceMemory {
-			less = "64Mi"
-		}
-		return why, []string{kubectl(w.Namespace, "set resources %s %s --requests=%s=%s", strings.ToLower(w.Kind), w.Name, what, less)}
+		return why, v.changePod(p, smaller(p, what)...)
 	}
 	return "", nil
 }
 
-// requested is what a Pod's containers ask for together.
+// resources are what a Pod asks for, the usual ones first.
+func resources(p *corev1.Pod) (out []corev1.ResourceName) {
+	out = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory}
+	var more []corev1.ResourceName
+	for _, c := range append(slices.Clone(p.Spec.Containers), p.Spec.InitContainers...) {
+		for what := range c.Resources.Requests {
+			if !slices.Contains(out, what) && !slices.Contains(more, what) {
+				more = append(more, what)
+			}
+		}
+	}
+	slices.Sort(more)
+	return append(out, more...)
+}
+
+// smaller has a Pod's containers ask for little of a resource; of one that is not cpu or memory, for none.
+func smaller(p *corev1.Pod, what corev1.ResourceName) (ops []operation) {
+	key := strings.NewReplacer("~", "~0", "/", "~1").Replace(string(what))
+	for field, list := range map[string][]corev1.Container{"containers": p.Spec.Containers, "initContainers": p.Spec.InitContainers} {
+		for i := range list {
+			at := fmt.Sprintf("/%s/%d/resources", field, i)
+			if _, ok := list[i].Resources.Requests[what]; !ok {
+				continue
+			}
+			switch less := map[corev1.ResourceName]string{corev1.ResourceCPU: "100m", corev1.ResourceMemory: "64Mi"}[what]; less {
+			case "":
+				ops = append(ops, operation{Op: "remove", Path: at + "/requests/" + key})
+				if _, ok := list[i].Resources.Limits[what]; ok {
+					ops = append(ops, operation{Op: "remove", Path: at + "/limits/" + key})
+				}
+			default:
+				ops = append(ops, operation{"replace", at + "/requests/" + key, less})
+			}
+		}
+	}
+	slices.SortFunc(ops, func(a, b operation) int { return strings.Compare(a.Path, b.Path) })
+	return ops
+}
+
+// requested is what a Pod asks for: its containers together, or the one of its init containers that asks for most.
 func requested(p *corev1.Pod, what corev1.ResourceName) (out resource.Quantity) {
 	for i := range p.Spec.Containers {
 		if q, ok := p.Spec.Containers[i].Resources.Requests[what]; ok {
 			out.Add(q)
+		}
+	}
+	for i := range p.Spec.InitContainers {
+		if q, ok := p.Spec.InitContainers[i].Resources.Requests[what]; ok && q.Cmp(out) > 0 {
+			out = q.DeepCopy()
 		}
 	}
 	return out

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"portal/internal/nodereport"
 	"portal/internal/proxy"
 )
 
@@ -220,9 +221,13 @@ func checkHosts(v *View) (out []Finding) {
 		for _, p := range r.Proxy.Problems {
 			f := Finding{Code: "host-setting", Severity: Degraded, Sure: Certain, Object: Ref{"Node", "", name}, Node: name, Field: p.Name}
 			f.Verdict = fmt.Sprintf("on node %s %s", name, p.Message)
-			if p.Lost {
-				f.Severity = Broken
-			} else {
+			switch {
+			case p.Lost:
+				f.Severity, f.Affects = Broken, v.using(name)
+			case v.losesPackets(name):
+				f.Severity, f.Sure, f.Affects = Broken, Likely, v.using(name)
+				f.Evidence = append(f.Evidence, "connections to Services from there, or to Pods there, get no answer")
+			default:
 				f.Sure = Possible
 				f.Severity = Notice
 			}
@@ -240,6 +245,22 @@ func checkHosts(v *View) (out []Finding) {
 		}
 	}
 	return out
+}
+
+// losesPackets says whether connections from a node, or to Pods on it, got no answer.
+func (v *View) losesPackets(node string) bool {
+	for name, r := range v.Reports {
+		if r.Report == nil {
+			continue
+		}
+		for _, d := range append(slices.Clone(r.Dials), r.Tries...) {
+			p := v.podIPs[d.To.Addr()]
+			if d.Error == nodereport.TimedOut && (name == node || p != nil && p.Spec.NodeName == node) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // checkServedByProxy compares each node's frontends with the Services.

@@ -134,9 +134,9 @@ func (v *View) podFix(t trouble, p *corev1.Pod) (out []string) {
 	if t.fix != nil {
 		return t.fix
 	}
-	w, made := v.workload(p)
-	if kind, what, ok := strings.Cut(t.code, "-"); ok && made && slices.Contains([]string{"readiness", "startup", "liveness"}, kind) {
-		if fix := v.probeFix(p, w, kind, what); fix != nil {
+	w, _ := v.workload(p)
+	if kind, what, ok := strings.Cut(t.code, "-"); ok && slices.Contains([]string{"readiness", "startup", "liveness"}, kind) {
+		if fix := v.probeFix(p, kind, what); fix != nil {
 			return fix
 		}
 	}
@@ -148,8 +148,14 @@ func (v *View) podFix(t trouble, p *corev1.Pod) (out []string) {
 	default:
 		out = []string{kubectl(p.Namespace, "describe pod %s", p.Name)}
 	}
-	if v.hasOlder(w) && !slices.Contains([]string{"pods-ended", "pods-terminating", "pod-lost", "readiness-gate"}, t.code) {
+	switch {
+	case slices.Contains([]string{"pods-ended", "pods-terminating", "pod-lost", "readiness-gate"}, t.code):
+	case v.hasOlder(w):
 		out = append(out, kubectl(p.Namespace, "rollout undo %s %s", strings.ToLower(w.Kind), w.Name))
+	case t.probe != "":
+		out = append(out, v.withoutProbe(p, t.probe)...)
+	case t.otherwise != nil:
+		out = append(out, t.otherwise...)
 	}
 	return out
 }

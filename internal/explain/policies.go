@@ -1,13 +1,15 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"portal/internal/lb/spec"
 )
 
 // checkPolicies looks at fields that keep traffic away from endpoints that are there.
@@ -119,21 +121,57 @@ func itThem(n int) string {
 	return "them"
 }
 
-// sources: source ranges that leave nobody, or not those of the Service's family.
+// sources: source ranges that leave nobody, none of this cluster's nodes, or some clients.
 func (v *View) sources(s *Service) []Finding {
-	if s.Spec.Type != corev1.ServiceTypeLoadBalancer || len(s.Spec.LoadBalancerSourceRanges) == 0 {
+	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
 	}
-	for _, text := range s.Spec.LoadBalancerSourceRanges {
-		if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil && p.Bits() == 0 {
-			return nil
+	asked, _ := spec.Read(s.Service)
+	if len(asked.SourceRanges) == 0 || slices.ContainsFunc(asked.SourceRanges, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
+		return nil
+	}
+	f := Finding{
+		Code: "source-ranges", Severity: Notice, Sure: Possible, Object: s.ref(), Field: "spec.loadBalancerSourceRanges",
+		Fix: []string{mergePatch(s.ref(), map[string]any{"spec": map[string]any{"loadBalancerSourceRanges": nil}})},
+	}
+	if asked.RangesFrom != "" {
+		f.Field = "metadata.annotations"
+		f.Fix = []string{kubectl(s.Namespace, "annotate service %s %s-", s.Name, asked.RangesFrom)}
+	}
+	var ranges []string
+	for _, p := range asked.SourceRanges {
+		ranges = append(ranges, p.String())
+	}
+	f.Verdict = fmt.Sprintf("%s drops clients of its load balancer's addresses whose own address is not in %s: %s", s.ref(), rangesField(asked), some(ranges))
+	// People try from machines like these.
+	if !slices.ContainsFunc(asked.SourceRanges, v.hasNode) && len(v.nodes) > 0 {
+		f.Sure = Likely
+		f.Evidence = []string{"no node of this cluster is among them"}
+	}
+	at := balancerAddresses(s)
+	if len(at) > 0 && !slices.ContainsFunc(at, func(a netip.Addr) bool {
+		return slices.ContainsFunc(asked.SourceRanges, func(p netip.Prefix) bool { return familyOf(p.Addr()) == familyOf(a) })
+	}) {
+		f.Severity, f.Sure = Broken, Certain
+		f.Verdict = fmt.Sprintf("%s drops all clients of its load balancer's address %s: %s has no range of %s, only %s", s.ref(), at[0], rangesField(asked), familyOf(at[0]), some(ranges))
+	}
+	return []Finding{f}
+}
+
+func rangesField(b *spec.Balancer) string {
+	return cmp.Or(b.RangesFrom, "spec.loadBalancerSourceRanges")
+}
+
+// hasNode says whether a node's address is in a range.
+func (v *View) hasNode(p netip.Prefix) bool {
+	for _, n := range v.nodes {
+		for _, x := range n.Status.Addresses {
+			if a, err := netip.ParseAddr(x.Address); err == nil && p.Contains(a.Unmap()) {
+				return true
+			}
 		}
 	}
-	return []Finding{{
-		Code: "source-ranges", Severity: Notice, Sure: Possible, Object: s.ref(), Field: "spec.loadBalancerSourceRanges",
-		Verdict: fmt.Sprintf("%s drops clients of its load balancer's addresses whose own address is not in spec.loadBalancerSourceRanges: %s", s.ref(), some(s.Spec.LoadBalancerSourceRanges)),
-		Fix:     []string{mergePatch(s.ref(), map[string]any{"spec": map[string]any{"loadBalancerSourceRanges": nil}})},
-	}}
+	return false
 }
 
 // checkExternalIPs looks at external IPs that are somebody else's.
@@ -171,6 +209,12 @@ func checkExternalIPs(v *View) (out []Finding) {
 				out = append(out, f)
 				continue
 			}
+			if other, port := v.endpointAt(a, s); other != nil {
+				f.Affects = []Ref{other.ref()}
+				f.Verdict = fmt.Sprintf("%s takes traffic of an endpoint of %s: %s in spec.externalIPs is its address, and port %d its port", s.ref(), other.ref(), a, port)
+				out = append(out, f)
+				continue
+			}
 			for i := range s.Spec.Ports {
 				key := at{a, s.Spec.Ports[i].Port, protocolOf(&s.Spec.Ports[i])}
 				other := first[key]
@@ -189,6 +233,24 @@ func checkExternalIPs(v *View) (out []Finding) {
 		}
 	}
 	return out
+}
+
+// endpointAt is another Service with an endpoint at an address and a port of this one: its packets would be led elsewhere.
+func (v *View) endpointAt(a netip.Addr, s *Service) (*Service, int32) {
+	for i := range v.Evidence.Slices {
+		slice := &v.Evidence.Slices[i]
+		other := v.services[Key{slice.Namespace, slice.Labels[discoveryv1.LabelServiceName]}]
+		if other == nil || other == s || !slices.ContainsFunc(slice.Endpoints, func(e discoveryv1.Endpoint) bool { return slices.Contains(e.Addresses, a.String()) }) {
+			continue
+		}
+		for j := range slice.Ports {
+			p := &slice.Ports[j]
+			if p.Port != nil && slices.ContainsFunc(s.Spec.Ports, func(own corev1.ServicePort) bool { return own.Port == *p.Port && protocolOf(&own) == sliceProtocol(p) }) {
+				return other, *p.Port
+			}
+		}
+	}
+	return nil, 0
 }
 
 // balancedAt is another Service that has an address from a load balancer, and a port of this one.

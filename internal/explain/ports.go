@@ -128,7 +128,7 @@ func (v *View) named(s *Service, index int) []Finding {
 		f.Fix = []string{jsonPatch(s.ref(), operation{"replace", fmt.Sprintf("/spec/ports/%d/targetPort", index), best.ContainerPort})}
 	default:
 		if open := v.openPorts(without[0], protocolOf(port)); len(open) > 0 {
-			f.Evidence = append(f.Evidence, fmt.Sprintf("its processes listen at %s", v.portList(without[0])))
+			f.Evidence = append(f.Evidence, fmt.Sprintf("its processes listen at %s", v.portList(without[0], protocolOf(port))))
 			f.Fix = []string{jsonPatch(s.ref(), operation{"replace", fmt.Sprintf("/spec/ports/%d/targetPort", index), open[0]})}
 		} else {
 			f.Fix = []string{kubectl(s.Namespace, "get pod %s -o jsonpath='{.spec.containers[*].ports}'", without[0].Name)}
@@ -156,18 +156,14 @@ func (v *View) portNameFix(s *Service, index int, with, without *corev1.Pod) []s
 	if has {
 		return []string{jsonPatch(s.ref(), operation{"replace", fmt.Sprintf("/spec/ports/%d/targetPort", index), number})}
 	}
-	w, made := v.workload(without)
-	if !made {
-		return []string{kubectl(without.Namespace, "get pod %s -o yaml", without.Name)}
-	}
 	name := s.Spec.Ports[index].TargetPort.StrVal
 	if list := without.Spec.Containers[0].Ports; len(list) > 0 {
-		return []string{jsonPatch(w, operation{"add", "/spec/template/spec/containers/0/ports/0/name", name})}
+		return v.changePod(without, operation{"add", "/containers/0/ports/0/name", name})
 	}
 	if open := v.openPorts(without, protocolOf(&s.Spec.Ports[index])); len(open) > 0 {
 		number = open[0]
 	}
-	return []string{jsonPatch(w, operation{"add", "/spec/template/spec/containers/0/ports", []map[string]any{{"name": name, "containerPort": number}}})}
+	return v.changePod(without, operation{"add", "/containers/0/ports", []map[string]any{{"name": name, "containerPort": number}}})
 }
 
 // alternative is the declared port that a name most probably means.

@@ -73,10 +73,9 @@ func (v *View) unhealthy(p *corev1.Pod, kind, container string) (string, bool) {
 
 // probeHost is another host than the Pod that a probe asks, or nothing.
 func probeHost(p *corev1.Pod, kind string) string {
-	for i := range p.Spec.Containers {
+	for _, i := range suspects(p, kind) {
 		host := ""
 		switch probe := probeOf(&p.Spec.Containers[i], kind); {
-		case probe == nil:
 		case probe.HTTPGet != nil:
 			host = probe.HTTPGet.Host
 		case probe.TCPSocket != nil:
@@ -93,7 +92,7 @@ var httpStatus = regexp.MustCompile(`(?i)status ?(?:code)?:? ?(\d{3})`)
 
 // probeTrouble reads what a probe got, in Portal's words or in the kubelet's.
 func (v *View) probeTrouble(p *corev1.Pod, kind, message string, at time.Time, rank int) trouble {
-	t := trouble{code: "pods-unready", reason: "its " + kind + " probe fails", detail: message, since: at, rank: rank}
+	t := trouble{code: "pods-unready", reason: "its " + kind + " probe fails", detail: message, since: at, rank: rank, probe: kind}
 	if kind != "readiness" {
 		t.code = kind + "-failing"
 	}
@@ -134,10 +133,10 @@ func (v *View) probeTrouble(p *corev1.Pod, kind, message string, at time.Time, r
 
 // delayed: a probe that has not begun yet, and will not for a while.
 func (v *View) delayed(p *corev1.Pod, kind string) (why string, fix []string) {
-	for i := range p.Spec.Containers {
+	for _, i := range suspects(p, kind) {
 		c := &p.Spec.Containers[i]
 		probe := probeOf(c, kind)
-		if probe == nil || probe.InitialDelaySeconds < 30 {
+		if probe.InitialDelaySeconds < 30 {
 			continue
 		}
 		for _, status := range p.Status.ContainerStatuses {
@@ -149,10 +148,7 @@ func (v *View) delayed(p *corev1.Pod, kind string) (why string, fix []string) {
 				continue
 			}
 			why = fmt.Sprintf("the %s probe of the container %s begins in %s only (initialDelaySeconds: %d)", kind, c.Name, ago(left), probe.InitialDelaySeconds)
-			if w, made := v.workload(p); made {
-				fix = []string{jsonPatch(w, operation{"replace", fmt.Sprintf("/spec/template/spec/containers/%d/%sProbe/initialDelaySeconds", i, kind), 1})}
-			}
-			return why, fix
+			return why, v.changePod(p, operation{"replace", fmt.Sprintf("/containers/%d/%sProbe/initialDelaySeconds", i, kind), 1})
 		}
 	}
 	return "", nil
@@ -160,7 +156,7 @@ func (v *View) delayed(p *corev1.Pod, kind string) (why string, fix []string) {
 
 // wrongProbePort: the probe asks a port at which nobody listens.
 func (v *View) wrongProbePort(p *corev1.Pod, kind string) (string, bool) {
-	for i := range p.Spec.Containers {
+	for _, i := range suspects(p, kind) {
 		c := &p.Spec.Containers[i]
 		port, missing := probePort(c, kind)
 		switch {
@@ -169,58 +165,99 @@ func (v *View) wrongProbePort(p *corev1.Pod, kind string) (string, bool) {
 		case port == 0:
 		default:
 			if open, known := v.listens(p, corev1.ProtocolTCP, port); known && open == nowhere && len(v.openPorts(p, corev1.ProtocolTCP)) > 0 {
-				return fmt.Sprintf("the %s probe of the container %s asks port %d, and its processes listen at %s", kind, c.Name, port, v.portList(p)), true
+				return fmt.Sprintf("the %s probe of the container %s asks port %d, and its processes listen at %s", kind, c.Name, port, v.portList(p, corev1.ProtocolTCP)), true
 			}
 		}
 	}
 	return "", false
 }
 
-func (v *View) portList(p *corev1.Pod) string {
+func (v *View) portList(p *corev1.Pod, protocol corev1.Protocol) string {
+	return numbers(v.openPorts(p, protocol))
+}
+
+func numbers(ports []int32) string {
 	var out []string
-	for _, n := range v.openPorts(p, corev1.ProtocolTCP) {
+	for _, n := range ports {
 		out = append(out, strconv.Itoa(int(n)))
 	}
 	return some(out)
 }
 
 // probeFix changes what a probe asks for, or how long it waits. kind and what are the two parts of a code, such as readiness-path.
-func (v *View) probeFix(p *corev1.Pod, w Ref, kind, what string) []string {
-	for i := range p.Spec.Containers {
+func (v *View) probeFix(p *corev1.Pod, kind, what string) []string {
+	for _, i := range suspects(p, kind) {
 		c := &p.Spec.Containers[i]
 		probe := probeOf(c, kind)
-		if probe == nil {
-			continue
-		}
-		field := fmt.Sprintf("/spec/template/spec/containers/%d/%sProbe", i, kind)
+		field := fmt.Sprintf("/containers/%d/%sProbe", i, kind)
 		switch {
 		case what == "port":
-			if fix := v.probePortFix(p, c, w, kind, field); fix != nil {
+			if fix := v.probePortFix(p, c, kind, field); fix != nil {
 				return fix
 			}
 		case what == "host" && probe.HTTPGet != nil:
-			return []string{jsonPatch(w, operation{Op: "remove", Path: field + "/httpGet/host"})}
+			return v.changePod(p, operation{Op: "remove", Path: field + "/httpGet/host"})
 		case what == "host" && probe.TCPSocket != nil:
-			return []string{jsonPatch(w, operation{Op: "remove", Path: field + "/tcpSocket/host"})}
+			return v.changePod(p, operation{Op: "remove", Path: field + "/tcpSocket/host"})
 		case what == "timeout":
-			return []string{jsonPatch(w, operation{"add", field + "/timeoutSeconds", max(5, 5*probe.TimeoutSeconds)})}
+			return v.changePod(p, operation{"add", field + "/timeoutSeconds", max(5, 5*probe.TimeoutSeconds)})
 		case what == "command" && probe.Exec != nil:
-			return []string{jsonPatch(w, operation{Op: "remove", Path: field})}
+			return v.changePod(p, operation{Op: "remove", Path: field})
 		case what == "path" && probe.HTTPGet != nil:
-			return []string{jsonPatch(w, operation{"add", field + "/httpGet/path", "/"})}
+			return v.changePod(p, operation{"add", field + "/httpGet/path", "/"})
 		case what == "scheme" && probe.HTTPGet != nil:
 			scheme := corev1.URISchemeHTTPS
 			if probe.HTTPGet.Scheme == corev1.URISchemeHTTPS {
 				scheme = corev1.URISchemeHTTP
 			}
-			return []string{jsonPatch(w, operation{"add", field + "/httpGet/scheme", scheme})}
+			return v.changePod(p, operation{"add", field + "/httpGet/scheme", scheme})
 		}
 	}
 	return nil
 }
 
+// suspects are the containers with a probe of a kind, by their index: first those that it is probably about.
+func suspects(p *corev1.Pod, kind string) (out []int) {
+	fails := func(i int) bool {
+		for _, s := range p.Status.ContainerStatuses {
+			if s.Name != p.Spec.Containers[i].Name {
+				continue
+			}
+			switch kind {
+			case "readiness":
+				return !s.Ready
+			case "startup":
+				return s.Started == nil || !*s.Started
+			default:
+				return s.RestartCount > 0
+			}
+		}
+		return false
+	}
+	var fine []int
+	for i := range p.Spec.Containers {
+		switch {
+		case probeOf(&p.Spec.Containers[i], kind) == nil:
+		case fails(i):
+			out = append(out, i)
+		default:
+			fine = append(fine, i)
+		}
+	}
+	return append(out, fine...)
+}
+
+// withoutProbe has a Pod serve without the probe that fails: for one that asks what can't be mended from here.
+func (v *View) withoutProbe(p *corev1.Pod, kind string) []string {
+	all := suspects(p, kind)
+	if len(all) == 0 {
+		return nil
+	}
+	return v.changePod(p, operation{Op: "remove", Path: fmt.Sprintf("/containers/%d/%sProbe", all[0], kind)})
+}
+
 // probePortFix has the probe ask the port that the container serves at.
-func (v *View) probePortFix(p *corev1.Pod, c *corev1.Container, w Ref, kind, field string) []string {
+func (v *View) probePortFix(p *corev1.Pod, c *corev1.Container, kind, field string) []string {
 	port, missing := probePort(c, kind)
 	right := v.rightPort(p, c)
 	if port == 0 && missing == "" || right == 0 || right == port {
@@ -232,7 +269,7 @@ func (v *View) probePortFix(p *corev1.Pod, c *corev1.Container, w Ref, kind, fie
 	} else if probe.GRPC != nil {
 		how = "grpc"
 	}
-	return []string{jsonPatch(w, operation{"replace", field + "/" + how + "/port", right})}
+	return v.changePod(p, operation{"replace", field + "/" + how + "/port", right})
 }
 
 // rightPort is where a container serves: the only port that it declares, or the lowest that is open.

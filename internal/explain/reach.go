@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"portal/internal/clusterdns"
 	"portal/internal/nodereport"
 )
@@ -49,11 +51,38 @@ func checkReach(v *View) (out []Finding) {
 			out = append(out, f.Finding)
 		}
 	}
+	out = alike(out)
 	if slices.ContainsFunc(slices.Collect(maps.Keys(fine)), func(to netip.AddrPort) bool { return v.clusterIPs[to.Addr()] == nil }) {
 		return out
 	}
 	for i := range out {
 		out[i].Severity = Broken // no node reaches any endpoint
+	}
+	return out
+}
+
+// alike makes one finding of those that say the same of several addresses of one Service.
+func alike(all []Finding) (out []Finding) {
+	type sort struct {
+		code string
+		Ref
+	}
+	first := map[sort]int{}
+	more := map[int]int{}
+	for _, f := range all {
+		i, ok := first[sort{f.Code, f.Object}]
+		if !ok {
+			first[sort{f.Code, f.Object}] = len(out)
+			out = append(out, f)
+			continue
+		}
+		more[i]++
+		out[i].Evidence = limit(append(out[i].Evidence, f.Verdict))
+		out[i].Affects = append(out[i].Affects, f.Affects...)
+		out[i].Severity = max(out[i].Severity, f.Severity)
+	}
+	for i, n := range more {
+		out[i].Verdict += fmt.Sprintf("; the same of %d more of its addresses", n)
 	}
 	return out
 }
@@ -96,12 +125,35 @@ func (v *View) unreachable(to netip.AddrPort, failed map[string]string, fine int
 	switch {
 	case fine > 0:
 		f.Verdict = fmt.Sprintf("%s: the endpoint %s can't be reached from %s (%s), and can from others: the network between nodes, or a firewall", s.ref(), who, nodesText(f.nodes), f.why)
+	case f.why == nodereport.Refused && v.onlyForIPv6(to):
+		p := v.podIPs[to.Addr()]
+		f.Code = "listens-other-family"
+		f.Verdict = fmt.Sprintf("%s gets no answer by IPv4: in Pod %s the process listens at [::]:%d for IPv6 alone (IPV6_V6ONLY)", s.ref(), p.Name, to.Port())
+		f.Fix = v.forBoth(p, int32(to.Port()))
 	case f.why == nodereport.Refused:
 		f.Verdict = fmt.Sprintf("%s: the endpoint %s refuses connections: nothing listens there", s.ref(), who)
 	default:
 		f.Verdict = fmt.Sprintf("%s: the endpoint %s can't be reached from any node: %s", s.ref(), who, f.why)
 	}
 	return []Finding{f.Finding}
+}
+
+// onlyForIPv6: an IPv4 address refuses, and a process listens at all addresses of IPv6.
+func (v *View) onlyForIPv6(to netip.AddrPort) bool {
+	p := v.podIPs[to.Addr()]
+	if p == nil || !to.Addr().Unmap().Is4() {
+		return false
+	}
+	sockets, _ := v.sockets(p)
+	return slices.Contains(sockets, nodereport.Socket{Protocol: "TCP", Address: netip.IPv6Unspecified(), Port: to.Port()})
+}
+
+// forBoth changes an argument that says to listen at all addresses of IPv6 to one that says all of IPv4.
+func (v *View) forBoth(p *corev1.Pod, port int32) []string {
+	if fix := v.changeListen(p, port, [][2]string{{"[::]", "0.0.0.0"}, {"::", "0.0.0.0"}}); fix != nil {
+		return fix
+	}
+	return showCommand(p)
 }
 
 // withEndpoint is the Service that nodes were asked about, by one of its endpoints.

@@ -222,23 +222,16 @@ func (v *View) elsewhere(s *Service) string {
 	return names[0]
 }
 
-// moved are commands that make the Service in another namespace.
+// moved makes the Service in another namespace.
 func moved(s *Service, namespace string) []string {
-	if len(s.Spec.Ports) == 0 {
+	if len(s.Spec.Ports) == 0 && !s.headless() {
 		return nil
 	}
-	var ports []string
-	for _, p := range s.Spec.Ports {
-		target := p.TargetPort.String()
-		if target == "0" || target == "" {
-			target = fmt.Sprint(p.Port)
-		}
-		ports = append(ports, fmt.Sprintf("--tcp=%d:%s", p.Port, target))
+	object := plainService(s, namespace)
+	if s.headless() {
+		object["spec"].(map[string]any)["clusterIP"] = corev1.ClusterIPNone
 	}
-	return []string{
-		kubectl(namespace, "create service clusterip %s %s", s.Name, strings.Join(ports, " ")),
-		kubectl(namespace, "set selector service %s '%s'", s.Name, pairs(s.Spec.Selector)),
-	}
+	return []string{fmt.Sprintf("echo '%s' | kubectl create -f -", compact(object))}
 }
 
 // labelsInUse lists what Pods of the namespace are labelled with.

@@ -108,11 +108,14 @@ func wantsFamily(s *Service, a netip.Addr) bool {
 	if len(s.Spec.IPFamilies) == 0 {
 		return a.Unmap().Is4()
 	}
-	family := corev1.IPv6Protocol
+	return slices.Contains(s.Spec.IPFamilies, familyOf(a))
+}
+
+func familyOf(a netip.Addr) corev1.IPFamily {
 	if a.Unmap().Is4() {
-		family = corev1.IPv4Protocol
+		return corev1.IPv4Protocol
 	}
-	return slices.Contains(s.Spec.IPFamilies, family)
+	return corev1.IPv6Protocol
 }
 
 // noFamily: Pods that are ready, and none has an address of the Service's family; or for no reason that can be seen.

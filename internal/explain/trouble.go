@@ -18,6 +18,10 @@ type trouble struct {
 	rank   int // of several Pods' troubles the one with the highest is the verdict
 	// fix are the commands, if they follow from the trouble itself: see podFix for the others.
 	fix []string
+	// probe is the kind of probe that fails.
+	probe string
+	// otherwise is what to type if there is no older revision to go back to.
+	otherwise []string
 }
 
 // trouble is why a Pod gets no traffic; ok is false if it is ready.
@@ -90,7 +94,7 @@ func (v *View) waiting(p *corev1.Pod) (trouble, bool) {
 			case "CrashLoopBackOff":
 				return v.crashing(p, c, at), true
 			case "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "PostStartHookError":
-				return trouble{code: "pods-config", reason: fmt.Sprintf("%s of the container %s", w.Reason, c.Name), detail: w.Message, since: at, rank: 9}, true
+				return trouble{code: "pods-config", reason: fmt.Sprintf("%s of the container %s", w.Reason, c.Name), detail: w.Message, since: at, rank: 9, otherwise: absent(p, w.Message)}, true
 			}
 		}
 	}
@@ -129,8 +133,8 @@ func (v *View) crashing(p *corev1.Pod, c *corev1.ContainerStatus, at time.Time) 
 }
 
 func memoryLimit(p *corev1.Pod, name string) string {
-	for i := range p.Spec.Containers {
-		if l, ok := p.Spec.Containers[i].Resources.Limits[corev1.ResourceMemory]; ok && p.Spec.Containers[i].Name == name {
+	for _, c := range append(slices.Clone(p.Spec.InitContainers), p.Spec.Containers...) {
+		if l, ok := c.Resources.Limits[corev1.ResourceMemory]; ok && c.Name == name {
 			return " of " + l.String()
 		}
 	}
@@ -139,16 +143,16 @@ func memoryLimit(p *corev1.Pod, name string) string {
 
 // memoryFix gives the container four times the memory.
 func (v *View) memoryFix(p *corev1.Pod, name string) []string {
-	w, made := v.workload(p)
-	for i := range p.Spec.Containers {
-		c := &p.Spec.Containers[i]
-		l, ok := c.Resources.Limits[corev1.ResourceMemory]
-		if !ok || c.Name != name || !made {
-			continue
+	for field, list := range map[string][]corev1.Container{"containers": p.Spec.Containers, "initContainers": p.Spec.InitContainers} {
+		for i := range list {
+			l, ok := list[i].Resources.Limits[corev1.ResourceMemory]
+			if !ok || list[i].Name != name {
+				continue
+			}
+			const mebi = 1 << 20
+			more := fmt.Sprintf("%dMi", max(4*l.Value()/mebi, 64))
+			return v.changePod(p, operation{"replace", fmt.Sprintf("/%s/%d/resources/limits/memory", field, i), more})
 		}
-		const mebi = 1 << 20
-		more := max(4*l.Value()/mebi, 64)
-		return []string{kubectl(w.Namespace, "set resources %s %s --containers=%s --limits=memory=%dMi", strings.ToLower(w.Kind), w.Name, name, more)}
 	}
 	return nil
 }
@@ -196,7 +200,7 @@ func (v *View) notReady(p *corev1.Pod, at time.Time, message string) trouble {
 func (v *View) notStarted(p *corev1.Pod, t trouble) trouble {
 	t.code, t.reason = "pods-pending", "it has not started on node "+p.Spec.NodeName
 	if m := v.eventMessage(podRef(p), "FailedMount", "FailedCreatePodSandBox", "Failed"); m != "" {
-		t.detail = m
+		t.detail, t.otherwise = m, absent(p, m)
 		return t
 	}
 	for i := range p.Status.InitContainerStatuses {

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -34,12 +35,16 @@ func jsonPatch(r Ref, ops ...operation) string {
 	return kubectl(r.Namespace, "patch %s %s --type=json -p '%s'", strings.ToLower(r.Kind), r.Name, compact(ops))
 }
 
+// compact is a value in JSON, for a shell.
 func compact(value any) string {
-	data, err := json.Marshal(value)
-	if err != nil {
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(value); err != nil {
 		return "{}"
 	}
-	return string(data)
+	// It stands between apostrophes.
+	return strings.ReplaceAll(strings.TrimSpace(out.String()), "'", `\u0027`)
 }
 
 // pairs writes labels as kubectl does.

@@ -22,11 +22,10 @@ func (v *View) emptyWorkload(f Finding, s *Service, w Workload) Finding {
 		f.Verdict = fmt.Sprintf("%s has no endpoints: %s runs on no node", s.ref(), w.Ref)
 		f.Evidence = []string{"status.desiredNumberScheduled is 0: no node matches its node selector and tolerations"}
 		f.Fix = []string{kubectl(w.Namespace, "get daemonset %s -o jsonpath='{.spec.template.spec.nodeSelector}'", w.Name)}
-		if why, fix := v.unfit(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace}, Spec: w.Template.Spec}); why != "" {
+		owner := metav1.OwnerReference{Kind: w.Kind, Name: w.Name, Controller: new(bool)}
+		*owner.Controller = true
+		if why, fix := v.unfit(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, OwnerReferences: []metav1.OwnerReference{owner}}, Spec: w.Template.Spec}); why != "" {
 			f.Verdict += ": " + why
-			if k := badKey(v, w.Template.Spec.NodeSelector); k != "" {
-				fix = []string{mergePatch(w.Ref, map[string]any{"spec": map[string]any{"template": map[string]any{"spec": map[string]any{"nodeSelector": map[string]any{k: nil}}}}})}
-			}
 			f.Fix = fix
 		}
 	case w.Replicas == 0:
@@ -49,20 +48,6 @@ func (v *View) emptyWorkload(f Finding, s *Service, w Workload) Finding {
 		}
 	}
 	return f
-}
-
-// badKey is a key of a node selector that no node has with that value.
-func badKey(v *View, selector map[string]string) string {
-	for k, value := range selector {
-		ok := false
-		for _, n := range v.nodes {
-			ok = ok || n.Labels[k] == value
-		}
-		if !ok {
-			return k
-		}
-	}
-	return ""
 }
 
 // failedCreate is why Pods of a workload are refused. A Deployment's are made by its ReplicaSets.

@@ -32,10 +32,22 @@ type Report struct {
 	// Tries are attempts to connect to addresses that the request named, and Alias one to use the target of an alias.
 	Tries []Dial `json:"tries,omitempty"`
 	Alias *Alias `json:"alias,omitempty"`
+	// Unhealthy are endpoints that this machine's load balancer sends nothing to, because its own health checks of them fail.
+	Unhealthy []Unhealthy `json:"unhealthy,omitempty"`
 	// Links are the machine's interfaces that have addresses.
 	Links []Link `json:"links,omitempty"`
 	// Listening has the sockets of each Pod that could be looked at, by the Pod's UID.
 	Listening map[string][]Socket `json:"listening,omitempty"`
+}
+
+// Unhealthy is an endpoint that fails a load balancer's health checks.
+type Unhealthy struct {
+	// Namespace and Service are those that the endpoint belongs to.
+	Namespace string         `json:"namespace"`
+	Service   string         `json:"service"`
+	Address   netip.AddrPort `json:"address"`
+	// Error is what the last check said; empty: the endpoint was taken out because of failed requests.
+	Error string `json:"error,omitempty"`
 }
 
 // Usage is how full a table is.

@@ -14,6 +14,7 @@ import (
 	"portal/internal/clusterdns"
 	"portal/internal/intent"
 	"portal/internal/proxy"
+	"portal/internal/proxy/foreign"
 )
 
 // Source is where a node's report comes from.
@@ -27,6 +28,10 @@ type Source struct {
 	NoProxy string
 	// Zone is the cluster's DNS zone.
 	Zone string
+	// Unhealthy are the endpoints that this machine's load balancer has taken out; nil if none runs here.
+	Unhealthy func(context.Context) []Unhealthy
+	// Foreign looks for rules of another proxy; nil: what the proxy found when it started is all that is said.
+	Foreign func(context.Context) ([]foreign.Leftover, error)
 }
 
 // ServeHTTP answers with the report. ?service=NAMESPACE/NAME limits the proxy's part to one Service; &probe=true connects to it from
@@ -47,6 +52,7 @@ func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	out := s.Report(only)
+	out.Unhealthy = s.unhealthy(r.Context(), only)
 	// The proxy may have become ready since.
 	if p := s.Proxy(); p != nil && out.Proxy != nil && r.URL.Query().Get("probe") == "true" {
 		s.try(r.Context(), out, p, only != nil, further)
@@ -64,6 +70,9 @@ func (s Source) try(ctx context.Context, out *Report, p *proxy.Proxy, limited bo
 	if limited {
 		all.Go(func() { out.Dials = dials(ctx, out.Proxy) })
 	}
+	if s.Foreign != nil {
+		all.Go(func() { s.lookForForeign(ctx, out.Proxy) })
+	}
 	out.Tries = make([]Dial, len(further.Dial))
 	for i, to := range further.Dial {
 		all.Go(func() { out.Tries[i] = Dial{To: to, Error: dial(ctx, to)} })
@@ -73,6 +82,30 @@ func (s Source) try(ctx context.Context, out *Report, p *proxy.Proxy, limited bo
 		all.Go(func() { alias(ctx, names, out.Alias, further.Ports) })
 	}
 	all.Wait()
+}
+
+// lookForForeign puts what it finds in the proxy's state: rules of another proxy may have come since this one started.
+func (s Source) lookForForeign(ctx context.Context, state *proxy.State) {
+	ctx, cancel := context.WithTimeout(ctx, 2*probeTime)
+	defer cancel()
+	if found, err := s.Foreign(ctx); err == nil || len(found) > 0 {
+		state.Foreign = found
+	}
+}
+
+// unhealthy are the endpoints that are taken out, of one Service or of all.
+func (s Source) unhealthy(ctx context.Context, only *intent.Key) (out []Unhealthy) {
+	if s.Unhealthy == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	for _, u := range s.Unhealthy(ctx) {
+		if only == nil || u.Namespace == only.Namespace && u.Service == only.Name {
+			out = append(out, u)
+		}
+	}
+	return out
 }
 
 // Report is the report of this moment.

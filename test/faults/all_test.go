@@ -27,7 +27,7 @@ spec: {%s terminationGracePeriodSeconds: 1, containers: [{name: c, image: portal
 ---
 `
 
-var further = slices.Concat(ofPods, ofPorts, ofNames, ofBalancers, ofAll, strangers)
+var further = slices.Concat(ofPods, ofPorts, ofNames, ofBalancers, ofAll, strangers, siblings)
 
 var ofAll = []fault{
 	{name: "capitals", objects: backend("web", "app: web", serving) + service("selector: {app: Web},", ports), code: "selector-typo", says: "app=Web"},
@@ -149,7 +149,7 @@ func (c *cluster) many(t *testing.T) string {
 	}
 	out.WriteString(odd)
 	path := filepath.Join(t.TempDir(), "many.yaml")
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(out.String(), "NS", "many")), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(in("many", out.String())), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path

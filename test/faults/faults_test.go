@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -32,7 +33,8 @@ type fault struct {
 	ask []string
 	// code is that of the first finding, empty: any; and says is in its verdict.
 	code, says string
-	// at is what must answer after the fix; default: the cluster IP of the Service web. "none": nothing can be typed that would help.
+	// at is what must answer after the fix; default: the cluster IP of the Service web. "none": nothing can be typed that would help. What begins with
+	// "udp " is asked with a packet.
 	at string
 	// from is the machine that asks; default: node1.
 	from string
@@ -117,8 +119,12 @@ func startLab(t *testing.T) *cluster {
 
 // shell runs a line as a person would.
 func (c *cluster) shell(ctx context.Context, line string) (string, error) {
+	return c.shellIn(ctx, c.dir, line)
+}
+
+func (c *cluster) shellIn(ctx context.Context, dir, line string) (string, error) {
 	cmd := exec.CommandContext(ctx, "bash", "-c", line)
-	cmd.Env = c.env
+	cmd.Env, cmd.Dir = c.env, dir
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
@@ -169,7 +175,7 @@ const patience = 90 * time.Second
 // busy limits how many faults are tried at the same time.
 var busy = make(chan struct{}, 6)
 
-// TestFaults: explain names the cause of each fault, and its fix works.
+// TestFaults: explain names the cause of each fault, and its fix works. Some of them: -run 'TestFaults/faults/(a_typo|another_fault)'.
 func TestFaults(t *testing.T) {
 	c := startLab(t)
 	t.Run("healthy", func(t *testing.T) {
@@ -194,13 +200,18 @@ func TestFaults(t *testing.T) {
 			})
 		}
 	})
-	c.more(t)
+	t.Run("nodes", c.more)
 }
+
+// placeholder is where a fault's objects and commands have their namespace.
+var placeholder = regexp.MustCompile(`\bNS`)
+
+func in(namespace, text string) string { return placeholder.ReplaceAllString(text, namespace) }
 
 // limited: a user who may read one namespace gets answers about it, and learns what was not seen.
 func (c *cluster) limited(t *testing.T) {
 	manifest := filepath.Join(c.dir, "limited.yaml")
-	objects := strings.ReplaceAll(backend("web", "app: web", serving)+service("selector: {app: wbe},", ports), "NS", "limited")
+	objects := in("limited", backend("web", "app: web", serving)+service("selector: {app: wbe},", ports))
 	if err := os.WriteFile(manifest, []byte(objects), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +240,7 @@ func (c *cluster) limited(t *testing.T) {
 }
 
 func (c *cluster) try(t *testing.T, namespace string, f fault) {
-	within := func(text string) string { return strings.ReplaceAll(text, "NS", namespace) }
+	within := func(text string) string { return in(namespace, text) }
 	manifest := filepath.Join(c.dir, namespace+".yaml")
 	if err := os.WriteFile(manifest, []byte(within(f.objects)), 0o600); err != nil {
 		t.Fatal(err)
@@ -337,13 +348,14 @@ func (c *cluster) fix(t *testing.T, f explain.Finding) {
 	if len(f.Fix) == 0 {
 		t.Errorf("[%s] %s: nothing to type", f.Code, f.Verdict)
 	}
+	dir := t.TempDir()
 	for _, line := range f.Fix {
 		var out string
 		var err error
 		if f.On != "" {
 			out, err = c.Node(f.On).Exec(t.Context(), "bash", "-c", line)
 		} else {
-			out, err = c.shell(t.Context(), line)
+			out, err = c.shellIn(t.Context(), dir, line)
 		}
 		if err != nil {
 			t.Errorf("%s: %v: %s", line, err, out)
@@ -370,6 +382,14 @@ func (c *cluster) get(ctx context.Context, from, at, namespace string) error {
 	m := c.Node("node1")
 	if from == "client" {
 		m = c.Client
+	}
+	if to, ok := strings.CutPrefix(at, "udp "); ok {
+		host, port, err := net.SplitHostPort(to)
+		if err != nil {
+			return err
+		}
+		_, err = m.Exec(ctx, "python3", "-c", "import socket,sys\ns=socket.socket(socket.AF_INET,socket.SOCK_DGRAM)\ns.settimeout(2)\ns.sendto(b'hello',(sys.argv[1],int(sys.argv[2])))\ns.recv(9)", host, port)
+		return err
 	}
 	_, err = m.Exec(ctx, append([]string{"curl", "-sS", "--fail", "--max-time", "2"}, strings.Fields(at)...)...)
 	return err

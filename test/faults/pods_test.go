@@ -47,7 +47,7 @@ func probed(kind, probe string) string {
 }
 
 var ofPods = []fault{
-	{name: "readiness gets 500", objects: server("web", "app: web", web("    self.status(500 if self.path == '/ready' else 200)"), "        readinessProbe: {httpGet: {port: 9376, path: /ready}, "+fast+"}") + service(ofWeb, ports), at: "none", code: "pods-unready", says: "500"},
+	{name: "readiness gets 500", objects: server("web", "app: web", web("    self.status(500 if self.path == '/ready' else 200)"), "        readinessProbe: {httpGet: {port: 9376, path: /ready}, "+fast+"}") + service(ofWeb, ports), code: "pods-unready", says: "500"},
 	{name: "readiness takes too long", objects: server("web", "app: web", web("    time.sleep(2.5 if self.path == '/ready' else 0); self.status(200)"), "        readinessProbe: {httpGet: {port: 9376, path: /ready}, timeoutSeconds: 1, "+fast+"}") + service(ofWeb, ports), code: "readiness-timeout", says: "in time"},
 	{name: "readiness speaks TLS", objects: backend("web", "app: web", probed("readiness", "httpGet: {port: 9376, scheme: HTTPS}")) + service(ofWeb, ports), code: "readiness-scheme", says: "HTTPS"},
 	{name: "readiness does not speak TLS", objects: backend("web", "app: web", strings.Replace(probed("readiness", "httpGet: {port: 9376}"), "[echo,", "[echo, --tls,", 1)) + service(ofWeb, ports), at: "none", code: "readiness-scheme", says: "TLS"},
@@ -62,7 +62,7 @@ var ofPods = []fault{
 	{name: "a container that ends", objects: strings.ReplaceAll(backend("web", "app: web", "        command: [/usr/bin/true]"), "image: portal", "image: host") + service(ofWeb, ports), at: "none", code: "pods-crashing", says: "exit code 0"},
 	{name: "an image's name that is none", objects: strings.ReplaceAll(backend("web", "app: web", serving), "image: portal", `image: "web:v1:x"`) + service(ofWeb, ports), at: "none", code: "pods-image", says: "InvalidImageName"},
 	{name: "a command that is not there", objects: strings.ReplaceAll(backend("web", "app: web", "        command: [/usr/bin/no-such-server]"), "image: portal", "image: host") + service(ofWeb, ports), at: "none", code: "pods-config", says: "no-such-server"},
-	{name: "a Secret that is not there", objects: inTemplate(backend("web", "app: web", serving), "      volumes: [{name: v, secret: {secretName: none}}]") + service(ofWeb, ports), at: "none", code: "pods-pending", says: "none"},
+	{name: "a Secret that is not there", objects: inTemplate(backend("web", "app: web", serving), "      volumes: [{name: v, secret: {secretName: none}}]") + service(ofWeb, ports), code: "pods-pending", says: "none"},
 	{name: "a node selector with a typo", objects: inTemplate(backend("web", "app: web", serving), "      nodeSelector: {kubernetes.io/hostname: node22}") + service(ofWeb, ports), code: "pods-pending", says: "node22"},
 	{name: "a node selector that nobody has", objects: inTemplate(backend("web", "app: web", serving), "      nodeSelector: {disk: ssd}") + service(ofWeb, ports), code: "pods-pending", says: "disk=ssd"},
 	{name: "too many processors", objects: backend("web", "app: web", serving+"\n        resources: {requests: {cpu: 640}}") + service(ofWeb, ports), code: "pods-pending", says: "640 cpu"},
