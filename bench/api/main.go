@@ -13,11 +13,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"portal/bench/report"
 	"portal/test/harness"
@@ -40,24 +38,13 @@ type options struct {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	opts, err := parse(os.Args[1:], os.Stderr)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "bench-api:", err)
-		os.Exit(2)
-	}
-	met, err := run(ctx, opts, os.Stderr)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench-api:", err)
-		os.Exit(2)
-	}
-	if !met {
-		os.Exit(1)
-	}
+	report.Main("bench-api", func(ctx context.Context, args []string) (bool, error) {
+		opts, err := parse(args, os.Stderr)
+		if err != nil {
+			return false, err
+		}
+		return run(ctx, opts, os.Stderr)
+	})
 }
 
 func parse(args []string, stderr io.Writer) (options, error) {

@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"time"
@@ -66,15 +65,7 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of everything random")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the report to")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	met, err := run(ctx, o)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench/controllers:", err)
-	}
-	if err != nil || !met {
-		os.Exit(1)
-	}
+	report.Main("bench-controllers", func(ctx context.Context, _ []string) (bool, error) { return run(ctx, o) })
 }
 
 func run(ctx context.Context, o options) (bool, error) {

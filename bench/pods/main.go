@@ -12,7 +12,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"time"
 
@@ -36,15 +35,7 @@ func main() {
 	flag.StringVar(&o.mode, "proxy-mode", "", "mode of the node's proxy; default: what it chooses")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the report to")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	met, err := run(ctx, o)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench/pods:", err)
-	}
-	if err != nil || !met {
-		os.Exit(1)
-	}
+	report.Main("bench-pods", func(ctx context.Context, _ []string) (bool, error) { return run(ctx, o) })
 }
 
 func logf(format string, args ...any) {
