@@ -35,6 +35,12 @@ func TestTour(t *testing.T) {
 			if !strings.Contains(string(log), block) {
 				t.Errorf("README.md says that portal up prints\n%s\nit printed\n%s", block, log)
 			}
+			eventually(t, time.Minute, "portal status finds nothing wrong", func() string {
+				if out := m.do(t, ".cache/bin/portal status 2>&1; echo status $?"); !strings.HasSuffix(strings.TrimSpace(out), "status 0") {
+					return out
+				}
+				return ""
+			})
 		case strings.HasPrefix(block, "$ "):
 			for _, step := range strings.Split(block[2:], "\n$ ") {
 				command, want, _ := strings.Cut(step, "\n")

@@ -34,6 +34,9 @@ func checkDNS(v *View) []Finding {
 	if s.selects() {
 		return nil
 	}
+	if v.sees("nodes") && len(v.nodes) == 0 {
+		return nil // there is nobody who would look for names there: `portal up` without root has its DNS elsewhere
+	}
 	f := Finding{
 		Code: "dns-no-endpoints", Severity: Broken, Sure: Certain, Object: r,
 		Verdict: "no name of the cluster is resolved: Service kube-system/kube-dns has no endpoints, as no ready node serves names",

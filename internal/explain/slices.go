@@ -167,6 +167,9 @@ func (v *View) misplaced(s *Service, slice *discoveryv1.EndpointSlice) (out []Fi
 	r := Ref{"EndpointSlice", slice.Namespace, slice.Name}
 	base := Finding{Severity: Broken, Sure: Certain, Object: s.ref(), Affects: []Ref{r}}
 	if len(slice.Endpoints) > 0 && !familyServed(s, slice.AddressType) {
+		if s.inFamily() {
+			return nil // the same endpoints may have addresses of several families
+		}
 		f := base
 		f.Code, f.Field = "slice-family", "spec.ipFamilies"
 		f.Verdict = fmt.Sprintf("%s is of %v, and the endpoints in %s are of type %s, which no proxy leads its addresses to", s.ref(), s.Spec.IPFamilies, r, slice.AddressType)
@@ -235,6 +238,13 @@ func (v *View) noPod(a netip.Addr) bool {
 		}
 	}
 	return false
+}
+
+// inFamily says whether there are endpoints of a family that the Service has.
+func (s *Service) inFamily() bool {
+	return slices.ContainsFunc(s.Slices, func(slice *discoveryv1.EndpointSlice) bool {
+		return len(slice.Endpoints) > 0 && familyServed(s, slice.AddressType)
+	})
 }
 
 func familyServed(s *Service, t discoveryv1.AddressType) bool {

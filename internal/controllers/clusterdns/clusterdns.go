@@ -122,7 +122,7 @@ func (c *Controller) sync(ctx context.Context) (queue.Result, error) {
 	case len(svc.Spec.Selector) > 0:
 		return c.write(ctx, nil) // somebody's Pods serve names
 	}
-	return c.write(ctx, Endpoints(nodes))
+	return c.write(ctx, Endpoints(nodes, svc.Spec.IPFamilies))
 }
 
 // create makes kube-dns at the tenth addresses, or elsewhere if another Service has them.
@@ -141,13 +141,16 @@ func (c *Controller) create(ctx context.Context) error {
 	return err
 }
 
-// Endpoints are the slices of kube-dns for nodes that serve names. Each node prefers its own server; one that has none
+// Endpoints are the slices of kube-dns, of its families, for nodes that serve names. Each node prefers its own server; one that has none
 // uses all of them.
-func Endpoints(nodes []*corev1.Node) []*discoveryv1.EndpointSlice {
+func Endpoints(nodes []*corev1.Node, families []corev1.IPFamily) []*discoveryv1.EndpointSlice {
 	nodes = slices.Clone(nodes)
 	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	var out []*discoveryv1.EndpointSlice
 	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		if len(families) > 0 && !slices.Contains(families, corev1.IPFamily(family)) {
+			continue
+		}
 		var endpoints []discoveryv1.Endpoint
 		for _, node := range nodes {
 			if !ready(node) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
@@ -36,8 +37,8 @@ func TestEndpoints(t *testing.T) {
 		node("a", "10.244.1.0/24", "10.244.1.1", corev1.ConditionTrue),
 		node("lost", "10.244.3.0/24", "10.244.3.1", corev1.ConditionUnknown),
 		node("thief", "10.244.4.0/24", "10.244.1.1", corev1.ConditionTrue),
-		node("silent", "10.244.5.0/24", "", corev1.ConditionTrue),
-	})
+		node("without", "10.244.5.0/24", "", corev1.ConditionTrue),
+	}, []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol})
 	var got []string
 	for _, slice := range list {
 		for _, e := range slice.Endpoints {
@@ -50,11 +51,15 @@ func TestEndpoints(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
+	both := []*corev1.Node{node("b", "10.244.2.0/24", "10.244.2.1,fd00:244::1", corev1.ConditionTrue)}
+	if list := Endpoints(both, []corev1.IPFamily{corev1.IPv4Protocol}); len(list) != 1 || list[0].AddressType != discoveryv1.AddressTypeIPv4 {
+		t.Errorf("a cluster of IPv4 has slices %v", list)
+	}
 	var many []*corev1.Node
 	for i := range 1500 {
 		many = append(many, node(fmt.Sprint("n", i), "10.0.0.0/8", netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String(), corev1.ConditionTrue))
 	}
-	if list := Endpoints(many); len(list) != 2 || len(list[0].Endpoints) != 1000 || len(list[1].Endpoints) != 500 {
+	if list := Endpoints(many, []corev1.IPFamily{corev1.IPv4Protocol}); len(list) != 2 || len(list[0].Endpoints) != 1000 || len(list[1].Endpoints) != 500 {
 		t.Errorf("%d slices for 1500 nodes", len(list))
 	}
 }
