@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"portal/internal/console"
+	"portal/internal/instance"
 )
 
 type consoleOptions struct {
@@ -65,7 +66,7 @@ func (o *consoleOptions) run(ctx context.Context, out, logs io.Writer) error {
 	}
 	listener, err := net.Listen("tcp", o.listen)
 	if err != nil {
-		return fmt.Errorf("--listen %s: %w", o.listen, err)
+		return fmt.Errorf("--listen %s: %w", o.listen, instance.InUse(o.listen, err))
 	}
 	mux := http.NewServeMux()
 	mux.Handle(console.Path, page)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 
 	"portal/internal/explain"
 	"portal/internal/explain/gather"
@@ -28,6 +29,9 @@ type explainOptions struct {
 	nodes               bool
 	probe               bool
 	timeout             time.Duration
+
+	// reached is the API server that was asked, host:port.
+	reached string
 }
 
 func newExplainCommand() *cobra.Command {
@@ -87,8 +91,11 @@ func (o *explainOptions) question(args []string) (explain.Question, error) {
 	if !slices.Contains(explain.Kinds, kind) {
 		return explain.Question{}, fmt.Errorf("%q can't be explained: want service NAME, pod NAME, name DNS-NAME, address IP[:PORT] or ingress NAME", args[0])
 	}
-	if name == "" || len(args) > 2 {
-		return explain.Question{}, fmt.Errorf("explain %s takes one name: %q", kind, args[1:])
+	if len(args) > 2 {
+		return explain.Question{}, fmt.Errorf("explain %s takes one name, not %d: %q", kind, len(args)-1, args[1:])
+	}
+	if name == "" {
+		return explain.Question{}, fmt.Errorf("explain %s: a name is missing", kind)
 	}
 	q := explain.Question{Kind: kind, Name: name}
 	if kind != "address" {
@@ -140,6 +147,9 @@ func (o *explainOptions) gather(cmd *cobra.Command, options gather.Options) (*ex
 	config, err := apiConfigFor(o.kubeconfig, o.context)
 	if err != nil {
 		return nil, usageError{err}
+	}
+	if at, _, err := rest.DefaultServerUrlFor(config); err == nil {
+		o.reached = at.Host
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
 	defer cancel()

@@ -29,7 +29,7 @@ func TestExplainArguments(t *testing.T) {
 func TestExplainUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"explain node n1":                  `"node" can't be explained: want service NAME`,
-		"explain service":                  "takes one name",
+		"explain service":                  "a name is missing",
 		"explain service a b":              "takes one name",
 		"explain -o yaml":                  `--output "yaml": must be json`,
 		"explain --timeout 0s":             "--timeout: must be more than 0",

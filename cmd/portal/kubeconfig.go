@@ -34,6 +34,9 @@ func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context}).ClientConfig()
 	if err != nil {
 		if rules.ExplicitPath == "" {
+			if err := missing(os.Getenv("KUBECONFIG")); err != nil {
+				return nil, err
+			}
 			return nil, errors.New("no API server known: give --kubeconfig, or set KUBECONFIG")
 		}
 		if clientcmd.IsEmptyConfig(err) {
@@ -45,6 +48,22 @@ func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
 		return nil, fmt.Errorf("--kubeconfig %s: %w", cmp.Or(rules.ExplicitPath, "(default)"), err)
 	}
 	return config, nil
+}
+
+// missing says that none of the files of $KUBECONFIG is there.
+func missing(list string) (err error) {
+	for _, path := range filepath.SplitList(list) {
+		if path == "" {
+			continue
+		}
+		if _, err = os.Stat(path); err == nil {
+			return nil
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("KUBECONFIG: %w", err)
+	}
+	return err
 }
 
 // serverClient is a client of a Portal server's own paths, beside the Kubernetes API.

@@ -234,7 +234,11 @@ func newLabListCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "The labs on this machine", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, name := range lab.Names() {
+			names := lab.Names()
+			if len(names) == 0 && os.Geteuid() != 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), "Labs belong to root: run this as root to see them.")
+			}
+			for _, name := range names {
 				state := "not running: `portal lab delete " + name + "` removes what is left of it"
 				if running, err := lab.Find(name); err == nil {
 					state = fmt.Sprintf("pid %d, %d machines, %s", running.PID, len(running.Machines), running.Dir)

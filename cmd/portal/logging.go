@@ -82,7 +82,11 @@ func unread(part context.Context, err error, msg string) bool {
 }
 
 // unhelpful are errors of libraries that name neither the object nor the key. Whoever hit them gets an error that does.
-var unhelpful = map[string]bool{"failed to decrypt data": true, "failed to encrypt data": true}
+var unhelpful = map[string]bool{
+	"failed to decrypt data": true, "failed to encrypt data": true,
+	// The client gets a 401, and the audit log has it: whoever reaches the port could fill the log.
+	"Unable to authenticate the request": true,
+}
 
 // stopAware drops errors of requests that were cut off because the process stops, and, unless details were asked for, unhelpful
 // ones.

@@ -27,6 +27,9 @@ func (o *explainOptions) status(cmd *cobra.Command) error {
 		return err
 	}
 	status := explain.Summary(explain.Look(evidence))
+	if len(status.Servers) == 0 { // a server at loopback is no endpoint
+		status.Servers = []string{o.reached}
+	}
 	if o.output == "json" {
 		err = printJSON(cmd.OutOrStdout(), status)
 	} else {

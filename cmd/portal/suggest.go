@@ -9,8 +9,21 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// wanted are the values of flags by their types, in words.
+var wanted = map[string]string{
+	"bool": "true or false", "duration": "a duration such as 30s or 5m", "float64": "a number",
+	"int": "a whole number", "int32": "a whole number", "int64": "a whole number",
+	"uint": "a whole number from 0 on", "uint16": "a whole number from 0 to 65535", "uint32": "a whole number from 0 on", "uint64": "a whole number from 0 on",
+}
+
 // flagError is a mistake in a command's flags. For a flag that does not exist it names the one that was probably meant.
 func flagError(cmd *cobra.Command, err error) error {
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		if want := wanted[invalid.GetFlag().Value.Type()]; want != "" {
+			return usageError{fmt.Errorf("--%s %q: must be %s", invalid.GetFlag().Name, invalid.GetValue(), want)}
+		}
+	}
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {
 		return usageError{err}

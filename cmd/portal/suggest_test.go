@@ -12,6 +12,8 @@ func TestUnknownFlag(t *testing.T) {
 		"up --service-cluster-ip-ranges x": "did you mean --service-cluster-ip-range?",
 		"lb --pol 192.0.2.1":               "did you mean --pool?",
 		"up --xyzzy":                       "unknown flag --xyzzy: portal up --help lists the flags",
+		"lab --nodes three":                `--nodes "three": must be a whole number`,
+		"server --event-ttl hour":          `--event-ttl "hour": must be a duration such as 30s or 5m`,
 		"up -z":                            "unknown shorthand flag: 'z'",
 	} {
 		var stderr bytes.Buffer

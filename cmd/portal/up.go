@@ -76,7 +76,13 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	if err := o.server.Free(); err != nil {
 		return err
 	}
-	waiting := func(h instance.Holder) { fmt.Fprintf(out, "Waiting for %v to end ...\n", h) }
+	said := map[instance.Holder]bool{}
+	waiting := func(h instance.Holder) {
+		if !said[h] {
+			fmt.Fprintf(out, "Waiting up to %s for %v to end: it has this machine's proxy, DNS or Pods ...\n", 2*handover, h)
+		}
+		said[h] = true
+	}
 	parts, err := o.parts.claim(cmd.Context(), waiting)
 	if err != nil {
 		return err
