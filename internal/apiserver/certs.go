@@ -92,6 +92,16 @@ func (s *Server) openCertificates(ctx context.Context) (err error) {
 	return c.check()
 }
 
+// serve has the server's certificate stand for other names and addresses.
+func (c *certificates) serve(hosts []string) {
+	c.checking.Lock()
+	c.server.Hosts = hosts
+	c.checking.Unlock()
+	if err := c.check(); err != nil {
+		klog.ErrorS(err, "the server's certificate could not be made for the cluster's own addresses, retrying")
+	}
+}
+
 // join makes sure that this server's CA is one of the cluster's: clients and servers of another would not trust it.
 func (c *certificates) join(ctx context.Context, adopt bool) error {
 	registered, err := c.registered(ctx)

@@ -44,8 +44,9 @@ func (s *Server) followServiceCIDRs(hook genericserver.PostStartHookContext, fir
 		if err != nil {
 			return
 		}
-		if own := ownRanges(list); len(own) > 0 {
+		if own := ownRanges(list); len(own) > 0 && !slices.Equal(own, s.clusterRanges()) {
 			s.ranges.Store(&own)
+			s.certs.serve(s.hosts())
 		}
 		s.allocator.SetRanges(usableRanges(list, s.clusterRanges()))
 	}

@@ -52,7 +52,7 @@ import (
 // resources are everything that the API serves. Another one is a folder under registry and a line here.
 func (s *Server) resources(who authenticator.Request) []registry.Resource {
 	allocation := &service.Allocation{
-		Allocator: s.allocator, Families: s.families(), Claimed: s.tracker.claimed, Refresh: s.tracker.refresh,
+		Allocator: s.allocator, Families: s.families, Claimed: s.tracker.claimed, Refresh: s.tracker.refresh,
 		Reserved: s.reserved,
 	}
 	guard := &rbac.Guard{Index: s.roles, Authorizer: s.access}

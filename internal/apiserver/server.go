@@ -272,7 +272,7 @@ func builtInVersions(server *genericserver.GenericAPIServer) []schema.GroupVersi
 // families are the address families of the service ranges, the first being the default.
 func (s *Server) families() []corev1.IPFamily {
 	var out []corev1.IPFamily
-	for _, p := range s.opts.ranges {
+	for _, p := range s.clusterRanges() {
 		if p.Addr().Is4() {
 			out = append(out, corev1.IPv4Protocol)
 		} else {
@@ -332,8 +332,8 @@ func (s *Server) install(scheme *runtime.Scheme, codecs serializer.CodecFactory,
 // Client talks to the server from inside, with all rights. It is for what the server does for itself.
 func (s *Server) Client() kubernetes.Interface { return s.client }
 
-// ServiceRanges are the ranges that the flags give to cluster IPs.
-func (s *Server) ServiceRanges() []netip.Prefix { return s.opts.ranges }
+// ServiceRanges are the cluster's own ranges of cluster IPs.
+func (s *Server) ServiceRanges() []netip.Prefix { return s.clusterRanges() }
 
 // Authority is the CA that signs this server's certificates, and others' certificate requests.
 func (s *Server) Authority() *pki.Authority { return s.certs.authority }

@@ -175,8 +175,11 @@ func (s *Server) hosts() []string {
 	if s.opts.advertise.IsValid() {
 		hosts = append(hosts, s.opts.advertise.String())
 	}
-	for _, p := range s.opts.ranges {
-		hosts = append(hosts, p.Addr().Next().String())
+	// Those of the flags too: before the cluster's own have been read they are all that is known, and the certificate should not change then.
+	for _, p := range slices.Concat(s.opts.ranges, s.clusterRanges()) {
+		if host := p.Addr().Next().String(); !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
+		}
 	}
 	return append(hosts, s.opts.ExtraSANs...)
 }

@@ -206,9 +206,10 @@ func (s *Server) ensureServiceCIDR(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if flag := texts(s.opts.ranges); !slices.Equal(cidr.Spec.CIDRs, flag) {
+	// Whoever does not name ranges means those that the cluster has.
+	if flag := texts(s.opts.ranges); !slices.Equal(cidr.Spec.CIDRs, flag) && !slices.Equal(flag, DefaultOptions().ServiceCIDRs) {
 		s.otherRanges.Do(func() {
-			klog.InfoS("the ranges in --service-cluster-ip-range are not those of the ServiceCIDR "+defaultName+", which stay in force; "+
+			klog.ErrorS(nil, "the ranges in --service-cluster-ip-range are not those of the ServiceCIDR "+defaultName+", which stay in force; "+
 				"add others with a ServiceCIDR object", "flag", flag, "cluster", cidr.Spec.CIDRs)
 		})
 	}

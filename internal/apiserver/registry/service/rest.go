@@ -25,7 +25,7 @@ import (
 type Allocation struct {
 	Allocator *alloc.Allocator
 	// Families are the address families of the cluster; the first is the default.
-	Families []corev1.IPFamily
+	Families func() []corev1.IPFamily
 	// Reserved says that an address is for the kubernetes Service only; nil reserves none.
 	Reserved func(netip.Addr) bool
 	// Claimed asks the store whether a claim is held, for requests that store nothing themselves.
@@ -195,7 +195,7 @@ func allocate(ctx context.Context, obj, old *corev1.Service) (registry.FinishFun
 	return func(context.Context, bool) {}, nil
 }
 
-func (c *choice) Families() []corev1.IPFamily { return c.allocation.Families }
+func (c *choice) Families() []corev1.IPFamily { return c.allocation.Families() }
 
 func (c *choice) Address(family corev1.IPFamily) (string, error) {
 	for {
