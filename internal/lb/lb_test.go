@@ -152,6 +152,16 @@ func TestReserved(t *testing.T) {
 	if n := strings.Count(log.String(), "address=198.51.100.1 pool=flag"); n != 1 {
 		t.Errorf("logged %d times:\n%s", n, log.String())
 	}
+	web := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIPs: []string{"198.51.100.1", "None"}}}
+	if err := b.services.Add(web); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.reserved()[netip.MustParseAddr("198.51.100.1")]; got != "the cluster IP of Service shop/web" {
+		t.Errorf("a pool with a cluster IP: %q", got)
+	}
+	if err := b.services.Delete(web); err != nil {
+		t.Fatal(err)
+	}
 	if err := b.nodes.Update(node("198.51.100.2")); err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// reserved are addresses that no Service gets, whatever pools say, because a machine has them: the Nodes', this machine's, and its gateways'. A Service that
-// has one keeps it: what Nodes say of themselves takes nothing away.
+// reserved are addresses that no Service gets, whatever pools say, because a machine has them: the Nodes', this machine's, and its gateways'; or because
+// they are cluster IPs. A Service that has one keeps it: what Nodes say of themselves takes nothing away.
 func (b *Balancer) reserved() map[netip.Addr]string {
 	out := machineAddresses()
 	for _, object := range b.nodes.List() {
@@ -20,6 +20,17 @@ func (b *Balancer) reserved() map[netip.Addr]string {
 		for _, a := range node.Status.Addresses {
 			if addr, err := netip.ParseAddr(a.Address); err == nil {
 				out[addr.Unmap()] = "an address of Node " + node.Name
+			}
+		}
+	}
+	for _, object := range b.services.List() {
+		svc, ok := object.(*corev1.Service)
+		if !ok {
+			continue
+		}
+		for _, text := range svc.Spec.ClusterIPs {
+			if addr, err := netip.ParseAddr(text); err == nil { // not None
+				out[addr] = "the cluster IP of Service " + svc.Namespace + "/" + svc.Name
 			}
 		}
 	}
