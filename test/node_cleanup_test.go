@@ -69,6 +69,12 @@ spec:
 		}
 		return ""
 	})
+	eventually(t, time.Minute, "the Pod answers", func() string {
+		if _, err := m.get(url); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 	cleanup := []string{harness.Portal(), "node", "--cleanup", "--data-dir", filepath.Join(m.dir, "node"), "--node-ip", machineAddress}
 	out, err := m.inside(cleanup...)
 	if want := fmt.Sprintf("pid %d ", m.agent.Pid()); err == nil || !strings.Contains(out, want) {

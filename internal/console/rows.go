@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"portal/internal/explain"
 )
 
 // What a Service's health can be, the worst last.
@@ -239,6 +241,8 @@ func judgeEndpoints(row *Row, svc *corev1.Service, endpoints []Endpoint, worse f
 	case len(endpoints) == 0 && svc.Namespace == metav1.NamespaceDefault && svc.Name == "kubernetes":
 		// Servers at loopback have none to offer, and nobody misses them.
 		worse(warning, atEndpoints, "has no endpoints: no API server has said where others reach it (--advertise-address)")
+	case len(endpoints) == 0 && svc.Namespace+"/"+svc.Name == explain.BalancerEntry:
+		// The balancing process has the endpoints of Ingresses.
 	case len(endpoints) == 0 && len(svc.Spec.Selector) == 0:
 		worse(broken, atEndpoints, "has no endpoints: it has no selector, and nobody made EndpointSlices for it")
 	case len(endpoints) == 0:

@@ -83,6 +83,16 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// TestJudgeIngressEntry: the Service that has the address of Ingresses has no endpoints, and needs none.
+func TestJudgeIngressEntry(t *testing.T) {
+	svc := service(corev1.ServiceSpec{})
+	svc.Namespace, svc.Name = "kube-system", "portal-ingress"
+	row := newRow(svc)
+	if judge(&row, svc, nil, nil, true, nil); row.Health != healthy {
+		t.Errorf("%s: %s", row.Health, row.Problem)
+	}
+}
+
 // TestMerge: an address in two slices, one for each port, is one endpoint with both ports.
 func TestMerge(t *testing.T) {
 	other := endpointSlice("two", "b", "ready")

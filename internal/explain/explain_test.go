@@ -73,6 +73,8 @@ func (w *world) healthy(services int) {
 func TestHealthy(t *testing.T) {
 	w := newWorld(t)
 	w.healthy(200)
+	entry := w.service("kube-system", "portal-ingress", nil, 80) // that of Ingresses has no endpoints
+	entry.Spec.Type, entry.Status.LoadBalancer.Ingress = corev1.ServiceTypeLoadBalancer, []corev1.LoadBalancerIngress{{IP: "203.0.113.9"}}
 	v := Look(w.Evidence)
 	for _, f := range All(v) {
 		if f.Severity > Notice {
@@ -80,7 +82,7 @@ func TestHealthy(t *testing.T) {
 		}
 	}
 	a, err := Ask(v, Question{})
-	if err != nil || !a.Healthy || a.Verdict != "nothing is wrong with 201 Services and 3 nodes" {
+	if err != nil || !a.Healthy || a.Verdict != "nothing is wrong with 202 Services and 3 nodes" {
 		t.Errorf("%+v, %v", a, err)
 	}
 	for _, q := range []Question{

@@ -71,7 +71,7 @@ func (v *View) unmade(s *Service) []Finding {
 	if f, ok := v.abandoned(s); ok {
 		return []Finding{f}
 	}
-	if s.served() {
+	if s.served() || s.Namespace+"/"+s.Name == BalancerEntry { // that of Ingresses needs none: the balancing process has their backends
 		return nil
 	}
 	f := Finding{Severity: Broken, Sure: Certain, Object: s.ref()}
