@@ -42,6 +42,9 @@ func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
 		if clientcmd.IsEmptyConfig(err) {
 			err = errors.New("it names no API server: give one's kubeconfig, such as DATA-DIR/admin.kubeconfig of a portal server")
 		}
+		if _, unread := clientcmd.LoadFromFile(rules.ExplicitPath); unread != nil && !errors.Is(unread, os.ErrPermission) {
+			err = errors.New("it is not a kubeconfig")
+		}
 		return nil, fmt.Errorf("--kubeconfig %s: %w", rules.ExplicitPath, err)
 	}
 	if err := usable(config); err != nil {
