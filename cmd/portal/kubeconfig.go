@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -42,7 +43,7 @@ func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
 		if clientcmd.IsEmptyConfig(err) {
 			err = errors.New("it names no API server: give one's kubeconfig, such as DATA-DIR/admin.kubeconfig of a portal server")
 		}
-		if _, unread := clientcmd.LoadFromFile(rules.ExplicitPath); unread != nil && !errors.Is(unread, os.ErrPermission) {
+		if strings.Contains(err.Error(), "cannot unmarshal") { // what follows are Go's types
 			err = errors.New("it is not a kubeconfig")
 		}
 		return nil, fmt.Errorf("--kubeconfig %s: %w", rules.ExplicitPath, err)
