@@ -15,6 +15,15 @@ var (
 	lacksKey     = regexp.MustCompile(`(?i)(configmap|secret) ([a-z0-9.-]+) (?:has no key )?"([-._a-zA-Z0-9]+)"`)
 )
 
+// unstarted are commands for what a message says keeps a container from being started.
+func (v *View) unstarted(p *corev1.Pod, container, message string) []string {
+	if strings.Contains(message, "runAsNonRoot") || strings.Contains(message, "will run as root") {
+		null := map[string]any{"runAsNonRoot": nil}
+		return v.containersPatch(p, map[string]any{"securityContext": null, "containers": []map[string]any{{"name": container, "securityContext": null}}})
+	}
+	return absent(p, message)
+}
+
 // absent are commands that make what a message says a Pod waits for: an object with the keys that the Pod asks for, or a key of it. Its values are
 // for people to fill in; the Pod starts with empty ones.
 func absent(p *corev1.Pod, message string) []string {

@@ -98,7 +98,7 @@ func (a *asking) take(r Ref) {
 var everywhereCodes = []string{
 	"proxy-unreachable", "proxy-unhealthy", "proxy-not-synced", "proxy-failing", "proxy-foreign", "proxy-drift", "conntrack-full", "host-setting",
 	"proxy-degraded", "proxy-behind", "dns-failing", "dns-behind", "agent-failing",
-	"dns-no-service", "dns-no-endpoints", "dns-unreachable", "clock-skew", "node-network", "mtu", "node-address-conflict", "range-overlap",
+	"dns-no-service", "dns-no-endpoints", "dns-unreachable", "clock-skew", "node-network", "mtu", "node-address-conflict", "range-overlap", "address-taken",
 }
 
 // takeShared adds what everybody suffers from: as long as nothing is wrong with the object itself, that may be it.

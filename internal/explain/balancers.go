@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"portal/internal/lb/compile"
+	"portal/internal/lb/spec"
 	"portal/internal/lb/tlspolicy"
 )
 
@@ -148,6 +149,13 @@ func (v *View) addressFix(s *Service) []string {
 	for _, key := range []string{"portal.dev/load-balancer-pool", "portal.dev/load-balancer-ips"} {
 		if s.Annotations[key] != "" {
 			out = append(out, kubectl(s.Namespace, "annotate service %s %s-", s.Name, key))
+		}
+	}
+	if asked, _ := spec.Read(s.Service); asked.Internal { // whichever annotation asked for it
+		for _, key := range slices.Sorted(maps.Keys(s.Annotations)) {
+			if strings.Contains(key, "internal") || strings.Contains(key, "scheme") || strings.Contains(key, "load-balancer-type") {
+				out = append(out, kubectl(s.Namespace, "annotate service %s %s-", s.Name, key))
+			}
 		}
 	}
 	if s.Spec.LoadBalancerIP != "" {

@@ -392,7 +392,7 @@ var faults = []fault{
 	{"a typo in a name", func(w *world) { w.web() }, Question{"name", "shop", "wbe"}, "name-unknown", "there is Service shop/web", "web.shop"},
 	{"a wrong zone", func(w *world) { w.web() }, Question{"name", "shop", "web.shop.svc.cluster.locl"}, "name-unknown", "svc.cluster.local", ""},
 	{"a name without svc", func(w *world) { w.web() }, Question{"name", "shop", "web.shop.cluster.local"}, "name-unknown", "end with .svc.cluster.local", ""},
-	{"a Pod's name below a Service that is not headless", func(w *world) { w.web() }, Question{"name", "shop", "web-1.web.shop.svc.cluster.local"}, "name-unknown", "not headless", ""},
+	{"a name below a Service for a Pod that has none", func(w *world) { w.web() }, Question{"name", "shop", "web-1.web.shop.svc.cluster.local"}, "name-unknown", "no spec.hostname", ""},
 	{"a Service that does not exist", func(w *world) { w.web() }, Question{"service", "default", "web"}, "not-found", "there is Service shop/web", "portal explain service web -n shop"},
 	{"an address that nobody has", func(*world) {}, Question{Kind: "address", Name: "10.96.77.7"}, "address-free", "no Service has the cluster IP", ""},
 	{"a port that the Service does not have", func(w *world) { w.web() }, Question{Kind: "address", Name: "10.96.0.3:9376"}, "address-port", "9376 is the port of its Pods", ""},

@@ -72,6 +72,8 @@ type NodeReport struct {
 	*nodereport.Report
 	// Err is why there is no Report.
 	Err string
+	// Only is the Service, NAMESPACE/NAME, that the Report is limited to; empty: it is about all.
+	Only string
 	// Asked is whether somebody tried to get one.
 	Asked bool
 	// Unsupported: the node is there, and knows no such report: it is not Portal's.

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"portal/internal/lb/spec"
 	"portal/internal/nodereport"
 )
 
@@ -110,6 +111,9 @@ func (f *Focus) about(v *View, s *Service) {
 		if len(f.Ports) == 0 {
 			f.Ports = []uint16{80, 443}
 		}
+		if target := v.aliasTarget(s); target != nil { // no proxy serves an alias
+			f.Service = target.Namespace + "/" + target.Name
+		}
 		return
 	}
 	var at []netip.Addr
@@ -118,7 +122,8 @@ func (f *Focus) about(v *View, s *Service) {
 			at = append(at, a)
 		}
 	}
-	if len(s.Spec.LoadBalancerSourceRanges) == 0 {
+	// Where not everybody is let in, nodes need not be.
+	if asked, _ := spec.Read(s.Service); len(asked.SourceRanges)+len(asked.SecurityGroups)+len(asked.ExtraSecurityGroups) == 0 {
 		at = append(at, balancerAddresses(s)...)
 	}
 	for i := range s.Spec.Ports {
@@ -136,6 +141,17 @@ func (f *Focus) about(v *View, s *Service) {
 			f.Dial = append(f.Dial, netip.AddrPortFrom(a, uint16(p.NodePort)))
 		}
 	}
+}
+
+// aliasTarget is the Service of this cluster that an alias leads to in the end, or nil.
+func (v *View) aliasTarget(s *Service) *Service {
+	for range 5 {
+		k, ok := v.inCluster(strings.TrimSuffix(s.Spec.ExternalName, "."))
+		if s = v.services[k]; !ok || s == nil || s.Spec.Type != corev1.ServiceTypeExternalName {
+			return s
+		}
+	}
+	return nil
 }
 
 // someNodes are the first addresses of a few ready nodes.

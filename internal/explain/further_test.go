@@ -82,7 +82,7 @@ var further = []fault{
 			crashed(p, 137, "OOMKilled")
 		}
 		w.owned(a, b)
-	}, web, "pods-memory", "64Mi", `limits/memory","value":"256Mi"`},
+	}, web, "pods-memory", "64Mi", `"limits":{"memory":"256Mi"}`},
 	{"a liveness probe that kills", func(w *world) {
 		a, b := bothUnready(w)
 		for _, p := range []*corev1.Pod{a, b} {

@@ -30,6 +30,9 @@ func checkHandMade(v *View) (out []Finding) {
 		if s.Namespace == "kube-system" && s.Name == "kube-dns" {
 			continue // see checkDNS
 		}
+		if v.isEntry(s) {
+			continue // load balancers answer there themselves
+		}
 		out = append(out, v.unmade(s)...)
 	}
 	return append(out, v.handMadePorts()...)
@@ -108,32 +111,33 @@ func (v *View) unmade(s *Service) []Finding {
 	}
 	f.Code, f.Field = "no-endpoints", "spec.selector"
 	f.Verdict = fmt.Sprintf("%s has no endpoints: it has no selector, and nobody wrote EndpointSlices for it", s.ref())
-	if slice := v.elsewhereSlice(s); slice != nil {
+	fix, sure := v.selectorFix(s, &f)
+	if slice := v.elsewhereSlice(s); slice != nil && !sure {
 		f.Code = "slice-namespace"
 		f.Affects = []Ref{{"EndpointSlice", slice.Namespace, slice.Name}}
 		f.Verdict = fmt.Sprintf("%s has no endpoints: EndpointSlice %s, which has its label, is in the namespace %s, and a slice belongs to Services of its own", s.ref(), slice.Name, slice.Namespace)
 		f.Fix = []string{fmt.Sprintf("kubectl get endpointslice %s -n %s -o json | sed 's/\"namespace\": *\"%s\"/\"namespace\": \"%s\"/; /resourceVersion/d; /\"uid\"/d' | kubectl create -f -", slice.Name, slice.Namespace, slice.Namespace, s.Namespace)}
 		return []Finding{f}
 	}
-	f.Fix = v.selectorFix(s, &f)
+	f.Fix = fix
 	return []Finding{f}
 }
 
-// selectorFix is a selector that a Service without one probably should have.
-func (v *View) selectorFix(s *Service, f *Finding) []string {
+// selectorFix is a selector that a Service without one probably should have; sure: there are Pods with the Service's name.
+func (v *View) selectorFix(s *Service, f *Finding) (fix []string, sure bool) {
 	for _, set := range v.labelsOf(s.Namespace).sets {
 		for _, k := range nameKeys {
 			if set.labels[k] == s.Name {
 				f.Evidence = append(f.Evidence, fmt.Sprintf("%s has the label %s=%s", set.example, k, s.Name))
-				return []string{mergePatch(s.ref(), map[string]any{"spec": map[string]any{"selector": map[string]string{k: s.Name}}})}
+				return []string{mergePatch(s.ref(), map[string]any{"spec": map[string]any{"selector": map[string]string{k: s.Name}}})}, true
 			}
 		}
 	}
 	if set, ok := v.orphan(s.Namespace); ok {
 		f.Evidence = append(f.Evidence, fmt.Sprintf("%s has the labels %s, and no Service selects it", set.example, pairs(set.labels)))
-		return []string{mergePatch(s.ref(), map[string]any{"spec": map[string]any{"selector": usualLabels(set.labels)}})}
+		return []string{mergePatch(s.ref(), map[string]any{"spec": map[string]any{"selector": usualLabels(set.labels)}})}, false
 	}
-	return []string{kubectl(s.Namespace, "set selector service %s app=%s", s.Name, s.Name)}
+	return []string{kubectl(s.Namespace, "set selector service %s app=%s", s.Name, s.Name)}, false
 }
 
 // nameKeys are labels by which applications are usually told apart.
@@ -190,7 +194,7 @@ func (v *View) abandoned(s *Service) (Finding, bool) {
 		}) {
 			f.Severity = Broken
 		}
-		f.Fix = v.selectorFix(s, &f)
+		f.Fix, _ = v.selectorFix(s, &f)
 		return f, true
 	}
 	return Finding{}, false

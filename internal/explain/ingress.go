@@ -3,6 +3,7 @@ package explain
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -244,4 +245,20 @@ func (v *View) ingressTLS(in *networkingv1.Ingress, index int, t networkingv1.In
 		}
 	}
 	return nil
+}
+
+// isEntry says whether a Service is there for its addresses alone, at which Ingresses are served.
+func (v *View) isEntry(s *Service) bool {
+	if s.Namespace+"/"+s.Name == BalancerEntry {
+		return true
+	}
+	own := balancerAddresses(s)
+	for i := range v.Ingresses {
+		for _, at := range v.Ingresses[i].Status.LoadBalancer.Ingress {
+			if a, err := netip.ParseAddr(at.IP); err == nil && slices.Contains(own, a.Unmap()) {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -129,7 +129,7 @@ func (v *View) closed(s *Service, index int) []Finding {
 			fine = append(fine, p)
 			continue
 		}
-		if _, at, _ := podReady(p); v.Now.Sub(at) < settle {
+		if _, at, _ := podReady(p); v.Now.Sub(at) < settle && !v.refused(p, number) {
 			fine = append(fine, p) // it may be about to listen
 			continue
 		}
@@ -144,6 +144,21 @@ func (v *View) closed(s *Service, index int) []Finding {
 		}
 	}
 	return v.undeclared(s, index)
+}
+
+// refused says whether a node that tried was refused a connection to a port of a Pod.
+func (v *View) refused(p *corev1.Pod, port int32) bool {
+	for _, r := range v.Reports {
+		if r.Report == nil {
+			continue
+		}
+		for _, d := range r.Dials {
+			if d.Error == nodereport.Refused && int32(d.To.Port()) == port && v.podIPs[d.To.Addr()] == p {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (v *View) closedFinding(s *Service, index int, open openness, pods []*corev1.Pod, fine int) Finding {

@@ -202,8 +202,9 @@ func (a *asking) resolve(text string, labels []string) {
 	switch {
 	case len(before) == 2 && strings.HasPrefix(before[0], "_"):
 		a.portName(text, s, strings.TrimPrefix(before[0], "_"), strings.TrimPrefix(before[1], "_"))
-	case len(before) == 1:
+	case len(before) == 1 && (!a.broken(s) || len(s.Pods) > 0):
 		a.hostName(text, s, before[0])
+	case len(before) == 1: // what is wrong with the Service is why it has no names of Pods
 	case len(before) > 0:
 		a.noName(text, k, fmt.Sprintf("%s has too many parts: below a Service there are only names of endpoints and _PORT._PROTOCOL", text))
 	}
@@ -212,6 +213,11 @@ func (a *asking) resolve(text string, labels []string) {
 	a.behindAlias(s)
 	a.takeShared()
 	a.namedPort(s)
+}
+
+// broken says whether the Service itself is why nobody gets an answer.
+func (a *asking) broken(s *Service) bool {
+	return slices.ContainsFunc(a.all, func(f Finding) bool { return f.Object == s.ref() && f.Severity == Broken })
 }
 
 func (a *asking) portName(text string, s *Service, name, protocol string) {
@@ -233,6 +239,7 @@ func (a *asking) hostName(text string, s *Service, host string) {
 			e := &slice.Endpoints[i]
 			if e.Hostname != nil {
 				if *e.Hostname == host {
+					a.facts = append([]string{fmt.Sprintf("leads to %s, an endpoint of %s", strings.Join(e.Addresses, " and "), s.ref())}, a.facts...)
 					a.hiddenName(text, s, e)
 					return
 				}
@@ -246,11 +253,12 @@ func (a *asking) hostName(text string, s *Service, host string) {
 		}
 	}
 	why := fmt.Sprintf("%s does not exist: no endpoint of %s has the host name %s", text, s.ref(), host)
-	if !s.headless() {
-		why = fmt.Sprintf("%s does not exist: %s is not headless, and only headless Services have names for their Pods", text, s.ref())
-	} else if p := a.pods[Key{s.Namespace, host}]; p != nil && p.Spec.Subdomain != s.Name {
+	switch p := a.pods[Key{s.Namespace, host}]; {
+	case p != nil && p.Spec.Hostname == "":
+		why += fmt.Sprintf("; Pod %s has no spec.hostname (a StatefulSet gives its Pods one, a Deployment does not)", host)
+	case p != nil && p.Spec.Subdomain != s.Name:
 		why += fmt.Sprintf("; Pod %s has its name below the Service %q (spec.subdomain, of a StatefulSet spec.serviceName)", host, p.Spec.Subdomain)
-	} else if len(have) > 0 {
+	case len(have) > 0:
 		why += "; there are " + some(have)
 	}
 	a.noName(text, Key{s.Namespace, s.Name}, why)

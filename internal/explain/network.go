@@ -14,6 +14,7 @@ func checkNetwork(v *View) (out []Finding) {
 	out = append(out, v.sameAddress()...)
 	out = append(out, v.overlaps()...)
 	out = append(out, v.samePodAddress()...)
+	out = append(out, v.takenAddresses()...)
 	return append(out, v.packetSizes()...)
 }
 
@@ -98,6 +99,40 @@ func (v *View) samePodAddress() (out []Finding) {
 				Verdict: fmt.Sprintf("%s on node %s and %s on node %s have the same address %s: what is sent to one reaches the other", podRef(other), other.Spec.NodeName, podRef(p), p.Spec.NodeName, ip.IP),
 				Fix:     []string{kubectl(p.Namespace, "delete pod %s", p.Name)},
 			})
+		}
+	}
+	return out
+}
+
+// takenAddresses: an interface of a node has an address of another node or of a Pod, which then does not get its packets.
+func (v *View) takenAddresses() (out []Finding) {
+	owner := map[netip.Addr]string{}
+	for name, n := range v.nodes {
+		for _, x := range n.Status.Addresses {
+			if a, err := netip.ParseAddr(x.Address); err == nil {
+				owner[a.Unmap()] = name
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.Reports)) {
+		r := v.Reports[name]
+		if r.Report == nil {
+			continue
+		}
+		for _, link := range r.Links {
+			for _, a := range link.Addresses {
+				f := Finding{Code: "address-taken", Severity: Broken, Sure: Certain, Object: Ref{"Node", "", name}, Node: name, On: name, Fix: []string{fmt.Sprintf("ip address del %s dev %s", a, link.Name)}}
+				if other := owner[a.Unmap()]; other != "" && other != name {
+					f.Affects = append(v.using(other), Ref{"Node", "", other})
+					f.Verdict = fmt.Sprintf("node %s has the address %s of node %s at its interface %s: packets for one of them reach the other", name, a, other, link.Name)
+				} else if p := v.podIPs[a.Unmap()]; p != nil {
+					f.Affects = append(v.behind(p), podRef(p))
+					f.Verdict = fmt.Sprintf("node %s has the address %s of %s at its interface %s, which takes its packets", name, a, podRef(p), link.Name)
+				} else {
+					continue
+				}
+				out = append(out, f)
+			}
 		}
 	}
 	return out

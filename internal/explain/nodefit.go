@@ -156,7 +156,7 @@ func (v *View) tooBig(p *corev1.Pod, suited []*corev1.Node) (string, []string) {
 			continue
 		}
 		why := fmt.Sprintf("it asks for %s %s, and node %s, which has most of it, has %s free", asked.String(), what, where, most.String())
-		return why, v.changePod(p, smaller(p, what)...)
+		return why, v.smaller(p, what)
 	}
 	return "", nil
 }
@@ -177,27 +177,28 @@ func resources(p *corev1.Pod) (out []corev1.ResourceName) {
 }
 
 // smaller has a Pod's containers ask for little of a resource; of one that is not cpu or memory, for none.
-func smaller(p *corev1.Pod, what corev1.ResourceName) (ops []operation) {
-	key := strings.NewReplacer("~", "~0", "/", "~1").Replace(string(what))
+func (v *View) smaller(p *corev1.Pod, what corev1.ResourceName) []string {
+	ask := map[string]any{"requests": map[corev1.ResourceName]any{what: "100m"}}
+	switch what {
+	case corev1.ResourceCPU:
+	case corev1.ResourceMemory:
+		ask = map[string]any{"requests": map[corev1.ResourceName]any{what: "64Mi"}}
+	default:
+		ask = map[string]any{"requests": map[corev1.ResourceName]any{what: nil}, "limits": map[corev1.ResourceName]any{what: nil}}
+	}
+	change := map[string]any{}
 	for field, list := range map[string][]corev1.Container{"containers": p.Spec.Containers, "initContainers": p.Spec.InitContainers} {
+		var out []map[string]any
 		for i := range list {
-			at := fmt.Sprintf("/%s/%d/resources", field, i)
-			if _, ok := list[i].Resources.Requests[what]; !ok {
-				continue
-			}
-			switch less := map[corev1.ResourceName]string{corev1.ResourceCPU: "100m", corev1.ResourceMemory: "64Mi"}[what]; less {
-			case "":
-				ops = append(ops, operation{Op: "remove", Path: at + "/requests/" + key})
-				if _, ok := list[i].Resources.Limits[what]; ok {
-					ops = append(ops, operation{Op: "remove", Path: at + "/limits/" + key})
-				}
-			default:
-				ops = append(ops, operation{"replace", at + "/requests/" + key, less})
+			if _, ok := list[i].Resources.Requests[what]; ok {
+				out = append(out, map[string]any{"name": list[i].Name, "resources": ask})
 			}
 		}
+		if out != nil {
+			change[field] = out
+		}
 	}
-	slices.SortFunc(ops, func(a, b operation) int { return strings.Compare(a.Path, b.Path) })
-	return ops
+	return v.containersPatch(p, change)
 }
 
 // requested is what a Pod asks for: its containers together, or the one of its init containers that asks for most.

@@ -285,6 +285,9 @@ func checkServedByProxy(v *View) (out []Finding) {
 			}
 		}
 		for _, s := range v.order {
+			if r.Only != "" && r.Only != s.Namespace+"/"+s.Name {
+				continue
+			}
 			if !s.proxied() || v.Now.Sub(s.CreationTimestamp.Time) < settle || s.leftOut() {
 				continue
 			}

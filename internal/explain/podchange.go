@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -30,6 +31,16 @@ func (v *View) templatePatch(p *corev1.Pod, spec map[string]any) []string {
 		return []string{again(p, "merge", map[string]any{"spec": spec})}
 	}
 	return append([]string{mergePatch(w, map[string]any{"spec": map[string]any{"template": map[string]any{"spec": spec}}})}, replaced(p, w)...)
+}
+
+// containersPatch is templatePatch for fields of containers, which are found by their names: what is null is taken away, whether it is there or not.
+func (v *View) containersPatch(p *corev1.Pod, spec map[string]any) []string {
+	w, made := v.workload(p)
+	if !made {
+		return []string{again(p, "strategic", map[string]any{"spec": spec})}
+	}
+	patch := kubectl(w.Namespace, "patch %s %s -p '%s'", strings.ToLower(w.Kind), w.Name, compact(map[string]any{"spec": map[string]any{"template": map[string]any{"spec": spec}}}))
+	return append([]string{patch}, replaced(p, w)...)
 }
 
 // again makes a Pod again with a change: most of a Pod can't be changed.

@@ -55,6 +55,9 @@ func (v *View) unready(s *Service) []Finding {
 	if worst.code == "pods-terminating" && s.served() {
 		return nil // they serve until they end
 	}
+	if w, ok := v.maker(s.Namespace, s.Spec.Selector); ok && w.Replicas == 0 && (worst.code == "pods-terminating" || worst.code == "pods-ended") {
+		return []Finding{v.emptyWorkload(Finding{Severity: Broken, Sure: Certain, Object: s.ref()}, s, w)}
+	}
 	f := v.podFinding(s, worst, troubled[worst.code])
 	f.Severity = Broken
 	f.Verdict = fmt.Sprintf("%s has no ready endpoint: %s", s.ref(), f.Verdict)

@@ -148,12 +148,14 @@ func (v *View) sources(s *Service) []Finding {
 		f.Sure = Likely
 		f.Evidence = []string{"no node of this cluster is among them"}
 	}
+	// Proxies look at the ranges of an address's own family alone.
 	at := balancerAddresses(s)
-	if len(at) > 0 && !slices.ContainsFunc(at, func(a netip.Addr) bool {
+	if len(at) > 0 && asked.RangesFrom == "" && !slices.ContainsFunc(at, func(a netip.Addr) bool {
 		return slices.ContainsFunc(asked.SourceRanges, func(p netip.Prefix) bool { return familyOf(p.Addr()) == familyOf(a) })
 	}) {
-		f.Severity, f.Sure = Broken, Certain
-		f.Verdict = fmt.Sprintf("%s drops all clients of its load balancer's address %s: %s has no range of %s, only %s", s.ref(), at[0], rangesField(asked), familyOf(at[0]), some(ranges))
+		f.Sure, f.Evidence = Likely, nil
+		f.Verdict = fmt.Sprintf("%s lets all clients of its load balancer's address %s in: spec.loadBalancerSourceRanges has no range of %s, only %s", s.ref(), at[0], familyOf(at[0]), some(ranges))
+		f.Fix = []string{kubectl(s.Namespace, "edit service %s", s.Name)}
 	}
 	return []Finding{f}
 }

@@ -199,7 +199,7 @@ func similarKey(k, value string, labels map[string]string) string {
 	return ""
 }
 
-// elsewhere is another namespace with Pods that the selector would match.
+// elsewhere is another namespace with Pods that the selector would match, and that no Service there is for.
 func (v *View) elsewhere(s *Service) string {
 	spaces := map[string]int{}
 	var fewest []*corev1.Pod
@@ -210,7 +210,7 @@ func (v *View) elsewhere(s *Service) string {
 		}
 	}
 	for _, p := range fewest {
-		if p.Namespace != s.Namespace && !ended(p) && matches(s.Spec.Selector, p.Labels) {
+		if p.Namespace != s.Namespace && !ended(p) && matches(s.Spec.Selector, p.Labels) && !v.selected(p.Namespace, p.Labels) {
 			spaces[p.Namespace]++
 		}
 	}

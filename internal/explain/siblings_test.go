@@ -106,7 +106,7 @@ var siblings = []fault{
 	{"source ranges of the other family", func(w *world) {
 		s, _, _ := w.balanced(nil)
 		s.Spec.LoadBalancerSourceRanges = []string{"2001:db8::/32"}
-	}, web, "source-ranges", "drops all clients of its load balancer's address 203.0.113.7", "loadBalancerSourceRanges"},
+	}, web, "source-ranges", "lets all clients of its load balancer's address 203.0.113.7 in", "edit service web"},
 	{"UDP at another port", func(w *world) {
 		s, a, b := w.web()
 		s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
@@ -147,7 +147,7 @@ var siblings = []fault{
 			list := corev1.ResourceList{"example.com/gpu": resource.MustParse("1")}
 			p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: list, Limits: list}
 		}
-	}, web, "pods-pending", "1 example.com/gpu", `/resources/requests/example.com~1gpu`},
+	}, web, "pods-pending", "1 example.com/gpu", `"requests":{"example.com/gpu":null}`},
 	{"a Secret that a variable needs", func(w *world) {
 		waiting(w, "CreateContainerConfigError", `Secret "keys" not found`)
 	}, web, "pods-config", "keys", "create secret generic keys"},
@@ -173,6 +173,20 @@ var siblings = []fault{
 		slice.Labels[discoveryv1.LabelServiceName] = other.Name
 		_ = s
 	}, web, "slice-label", "service-name=other", "kubernetes.io/service-name=web --overwrite"},
+	{"scaled to 0 while the last Pod goes", func(w *world) {
+		a, b := bothUnready(w)
+		for _, p := range []*corev1.Pod{a, b} {
+			p.DeletionTimestamp = ptr.To(metav1.NewTime(now.Add(-time.Minute)))
+		}
+		w.owned(a, b)
+		w.Deployments[0].Spec.Replicas = ptr.To[int32](0)
+	}, web, "workload-empty", "scaled to 0", "--replicas=1"},
+	{"a node's address at another node's interface", func(w *world) {
+		w.web()
+		w.links("node1", 1500, 1500)
+		w.links("node2", 1500, 1500)
+		w.Reports["node2"].Links[0].Addresses = append(w.Reports["node2"].Links[0].Addresses, netip.MustParseAddr("192.0.2.1"))
+	}, web, "address-taken", "node node2 has the address 192.0.2.1 of node node1", "ip address del 192.0.2.1 dev eth0"},
 	{"Pods of another name, and no selector", func(w *world) {
 		s := w.service("shop", "web", nil, 80)
 		w.pod("shop", "front-1", map[string]string{"app": "front"})

@@ -28,7 +28,7 @@ type trouble struct {
 func (v *View) trouble(p *corev1.Pod) (t trouble, ok bool) {
 	ready, at, message := podReady(p)
 	switch {
-	case ended(p):
+	case ended(p) && (p.DeletionTimestamp == nil || len(p.Finalizers) == 0):
 		return v.over(p, at), true
 	case p.DeletionTimestamp != nil:
 		return v.terminating(p), true
@@ -94,7 +94,7 @@ func (v *View) waiting(p *corev1.Pod) (trouble, bool) {
 			case "CrashLoopBackOff":
 				return v.crashing(p, c, at), true
 			case "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "PostStartHookError":
-				return trouble{code: "pods-config", reason: fmt.Sprintf("%s of the container %s", w.Reason, c.Name), detail: w.Message, since: at, rank: 9, otherwise: absent(p, w.Message)}, true
+				return trouble{code: "pods-config", reason: fmt.Sprintf("%s of the container %s", w.Reason, c.Name), detail: w.Message, since: at, rank: 9, otherwise: v.unstarted(p, c.Name, w.Message)}, true
 			}
 		}
 	}
@@ -123,13 +123,27 @@ func (v *View) crashing(p *corev1.Pod, c *corev1.ContainerStatus, at time.Time) 
 		t.fix = v.memoryFix(p, c.Name)
 		return t
 	}
-	// Whoever is killed because of a probe ends with a signal, and the probe is the reason.
+	if last != nil && (last.Reason == "StartError" || last.Reason == "ContainerCannotRun") {
+		t.code = "pods-config"
+		t.reason = fmt.Sprintf("the container %s can't be started", c.Name)
+		t.detail = strings.TrimSpace(last.Message)
+		return t
+	}
+	// Whoever is killed because of a probe usually ends with a signal, and the probe is the reason.
 	for _, kind := range []string{"liveness", "startup"} {
-		if m, ok := v.unhealthy(p, kind, c.Name); ok && (last == nil || last.ExitCode != 0 && last.ExitCode != 1 && last.ExitCode != 2) {
+		signal := last == nil || last.ExitCode != 0 && last.ExitCode != 1 && last.ExitCode != 2
+		if m, ok := v.unhealthy(p, kind, c.Name); ok && (signal || v.killedBy(p, kind, c.Name)) {
 			return v.probeTrouble(p, kind, m, at, 9)
 		}
 	}
 	return t
+}
+
+// killedBy says whether an Event has a container be stopped because of a probe.
+func (v *View) killedBy(p *corev1.Pod, kind, container string) bool {
+	return slices.ContainsFunc(v.events[podRef(p)], func(e *corev1.Event) bool {
+		return e.Reason == "Killing" && strings.Contains(strings.ToLower(e.Message), kind+" probe") && strings.Contains(e.Message, container)
+	})
 }
 
 func memoryLimit(p *corev1.Pod, name string) string {
@@ -151,7 +165,7 @@ func (v *View) memoryFix(p *corev1.Pod, name string) []string {
 			}
 			const mebi = 1 << 20
 			more := fmt.Sprintf("%dMi", max(4*l.Value()/mebi, 64))
-			return v.changePod(p, operation{"replace", fmt.Sprintf("/%s/%d/resources/limits/memory", field, i), more})
+			return v.containersPatch(p, map[string]any{field: []map[string]any{{"name": name, "resources": map[string]any{"limits": map[string]string{"memory": more}}}}})
 		}
 	}
 	return nil

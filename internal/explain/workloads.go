@@ -78,6 +78,7 @@ var (
 	quotaMessage   = regexp.MustCompile(`exceeded quota: ([^,]+), requested: ([^ ,]+)=([^ ,]+).*limited: ([^ ,]+)=([^ ,]+)`)
 	quotaNeeds     = regexp.MustCompile(`failed quota: ([^:]+): must specify ([a-z.]+)`)
 	webhookMessage = regexp.MustCompile(`webhook "([^"]+)"`)
+	webhookService = regexp.MustCompile(`//([a-z0-9-]+)\.([a-z0-9-]+)\.svc[:/]`)
 	classMessage   = regexp.MustCompile(`PriorityClass(?: with name)? "?([a-z0-9.-]+)"?`)
 )
 
@@ -95,6 +96,9 @@ func (v *View) refusedFix(w Workload, message string) []string {
 	}
 	if name := w.Template.Spec.ServiceAccountName; name != "" && strings.Contains(strings.ReplaceAll(strings.ToLower(message), " ", ""), "serviceaccount") {
 		return []string{kubectl(w.Namespace, "create serviceaccount %s", name)}
+	}
+	if m := webhookService.FindStringSubmatch(message); m != nil && webhookMessage.MatchString(message) {
+		return []string{fmt.Sprintf("portal explain service %s -n %s", m[1], m[2])}
 	}
 	if m := webhookMessage.FindStringSubmatch(message); m != nil {
 		return []string{fmt.Sprintf("kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations -o yaml | grep -n -B3 -A8 'name: %s'", m[1])}

@@ -61,6 +61,7 @@ func (c *cluster) ofNodes() []nodeFault {
 		{name: "DNS that is blocked", code: "dns-unreachable", says: "node node2", wrong: c.block("output", "udp dport 53", true), right: c.block("output", "", false)},
 		{name: "endpoints that are blocked", code: "endpoint-unreachable", says: "from node node2", wrong: c.block("output", "tcp dport 9376", true), right: c.block("output", "", false)},
 		{name: "a network that loses all packets of Pods", code: "endpoint-unreachable", says: "from node node2", wrong: c.block("output", "ip daddr 10.244.0.0/16 tcp dport 9376", true), right: c.block("output", "", false)},
+		{name: "an address that another node has", code: "address-taken", says: "192.168.100.11", wrong: on("node2", "ip address add 192.168.100.11/32 dev eth0"), fix: true},
 		{name: "rules that somebody removed", code: "proxy-drift", says: "node2", wrong: on("node2", "nft flush ruleset"), lasting: true},
 		{name: "rules of another proxy", code: "proxy-foreign", says: "node2", wrong: restart(on("node2", "iptables -t nat -N KUBE-SERVICES; iptables -t nat -A KUBE-SERVICES -d 10.96.0.99/32 -p tcp -j ACCEPT; iptables -t nat -A PREROUTING -j KUBE-SERVICES"), nil), fix: true},
 		{name: "rules of another proxy that came later", code: "proxy-foreign", says: "node2", wrong: on("node2", "nft 'add table ip kube-proxy; add chain ip kube-proxy services'"), fix: true},

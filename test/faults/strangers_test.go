@@ -19,7 +19,7 @@ const soonUnhealthy = `service.beta.kubernetes.io/aws-load-balancer-healthcheck-
 var strangers = []fault{
 	{name: "a hash of a ReplicaSet in the selector", objects: backend("web", "app: web", serving) + service("selector: {app: web, pod-template-hash: 5d4f8c7b9},", ports), says: "pod-template-hash"},
 	{name: "the version from before", objects: backend("web", "app: web, version: v2", serving) + service("selector: {app: web, version: v1},", ports), says: "version=v1"},
-	{name: "labels on the Deployment only", objects: backend("web", "x: y", serving) + service(ofWeb, ports), says: "app=web"},
+	{name: "labels on the Deployment only", objects: backend("web", "x: z", serving) + service(ofWeb, ports), says: "app=web"},
 	{name: "the Deployment's name and -svc", objects: backend("web", "app: web", serving) + service("selector: {app: web-svc},", ports), says: "app=web-svc"},
 	{name: "both labels wrong", objects: backend("web", "app: web, tier: front", serving) + service("selector: {app: wbe, tier: fornt},", ports), says: "app=wbe"},
 	{name: "a StatefulSet that is scaled to 0", objects: strings.Replace(stateful("web", serving), "replicas: 1", "replicas: 0", 1) + service(ofWeb, ports), says: "scaled to 0"},
