@@ -28,7 +28,7 @@ const (
 
 // Reasons of Events about Ingresses.
 const (
-	// IngressConflict: an older Ingress has the same host and path.
+	// IngressConflict: an older Ingress has the same host and path, or a certificate is for a host that is another Ingress'.
 	IngressConflict = "IngressConflict"
 	// BackendUnsupported: it is no Service, or one that can't be used. BackendNotFound: there is none, or no such port.
 	BackendUnsupported = "BackendUnsupported"
@@ -75,9 +75,9 @@ type site struct {
 	six    bool // the family of the entry's addresses, for which endpoints are preferred
 	routes []config.Route
 	taken  map[string]*networkingv1.Ingress
+	hosts  map[string]*networkingv1.Ingress // who was the first to have a route for a host
 	// encrypted are the hosts that are led to HTTPS; an empty one: all of an Ingress without hosts.
-	encrypted    map[string]bool
-	certificates []string
+	encrypted map[string]bool
 }
 
 // ingresses makes the entry's listeners.
@@ -94,10 +94,11 @@ func (c *compiler) ingresses() {
 	b, _ := spec.Read(entry)
 	s := &served{compiler: c, svc: entry, b: b, owner: config.Owner{Kind: "Service", Namespace: entry.Namespace, Name: entry.Name}, addresses: addresses}
 	s.filters(true)
-	t := &site{compiler: c, taken: map[string]*networkingv1.Ingress{}, encrypted: map[string]bool{}, six: addresses[0].Is6()}
+	t := &site{compiler: c, taken: map[string]*networkingv1.Ingress{}, hosts: map[string]*networkingv1.Ingress{}, encrypted: map[string]bool{}, six: addresses[0].Is6()}
 	for _, in := range c.out.Ingresses {
 		t.add(in)
 	}
+	certificates := t.tls() // after all routes are known
 	s.policy = s.findPolicy()
 	for _, a := range addresses {
 		for _, port := range []uint16{HTTPPort, HTTPSPort} {
@@ -113,11 +114,14 @@ func (c *compiler) ingresses() {
 				IdleTimeout: b.IdleTimeout, Tags: b.Tags, Limits: config.Limits{BodyBytes: b.BodyBytes}, AccessLog: s.accessLog(), Routes: t.plain(),
 			}
 			if port == HTTPSPort {
-				if len(t.certificates) == 0 {
+				if certificates == nil {
 					continue // nothing to speak TLS with: the port is closed
 				}
 				l.Protocol, l.Routes = config.HTTPS, t.routes
-				l.TLS = &config.TLS{Certificates: t.certificates, MinVersion: s.policy.Min, MaxVersion: s.policy.Max, CipherSuites: s.policy.Suites}
+				l.TLS = &config.TLS{
+					Certificates: certificates.Certificates, Names: certificates.Names,
+					MinVersion: s.policy.Min, MaxVersion: s.policy.Max, CipherSuites: s.policy.Suites,
+				}
 			}
 			c.out.Config.Listeners = append(c.out.Config.Listeners, l)
 		}
@@ -147,6 +151,9 @@ func (t *site) add(in *networkingv1.Ingress) {
 		if _, err := route.Compile([]config.Route{{Host: strings.ToLower(host), Path: path, Match: match}}); err != nil {
 			t.ingressProblem(in, spec.InvalidSpec, "host %q, path %q is not served: %v", host, path, err)
 			return
+		}
+		if host := strings.ToLower(host); t.hosts[host] == nil {
+			t.hosts[host] = in
 		}
 		key := strings.ToLower(host) + " " + string(match) + " " + path
 		if older := t.taken[key]; older != nil {
@@ -187,7 +194,7 @@ func (t *site) add(in *networkingv1.Ingress) {
 	}
 }
 
-// secure loads the Ingress' certificates and says which of its hosts are led to HTTPS.
+// secure says which of the Ingress' hosts are led to HTTPS.
 func (t *site) secure(in *networkingv1.Ingress) func(host string) bool {
 	hosts, all := map[string]bool{}, false
 	redirect := in.Annotations[RedirectAnnotation]
@@ -195,15 +202,6 @@ func (t *site) secure(in *networkingv1.Ingress) func(host string) bool {
 		t.ingressProblem(in, spec.InvalidAnnotation, "%s: %q is not allowed: it must be \"true\" or \"false\"", RedirectAnnotation, redirect)
 	}
 	for _, entry := range in.Spec.TLS {
-		if entry.SecretName != "" {
-			name, problem := t.loadCertificate(SecretRef{in.Namespace, entry.SecretName})
-			switch {
-			case problem != "":
-				t.ingressProblem(in, CertificateUnavailable, "no TLS for %s: %s", strings.Join(entry.Hosts, ", "), problem)
-			case name != "" && !slices.Contains(t.certificates, name):
-				t.certificates = append(t.certificates, name)
-			}
-		}
 		// Hosts are led to HTTPS even if their certificate is missing: what is to be secret is not served in clear.
 		all = all || len(entry.Hosts) == 0
 		for _, h := range entry.Hosts {

@@ -78,6 +78,9 @@ const DefaultIdleTimeout = 60 * time.Second
 type TLS struct {
 	// Certificates are by name; the first is for clients that ask for no name, or for one that none has.
 	Certificates []string `json:"certificates"`
+	// Names leads from server names, in lower case, to those of the certificates that are shown for them; *.NAME is for names with exactly one more label.
+	// Without any, a certificate is shown for the names that are in it.
+	Names map[string][]string `json:"names,omitempty"`
 	// MinVersion, MaxVersion and CipherSuites are those of crypto/tls; 0 and empty: its defaults.
 	MinVersion   uint16   `json:"minVersion,omitempty"`
 	MaxVersion   uint16   `json:"maxVersion,omitempty"`

@@ -78,12 +78,9 @@ func listenerTLS(cfg *config.Listener, certs []*certificate) (*tls.Config, error
 	if cfg.Protocol == config.HTTPS {
 		out.NextProtos = []string{"h2", "http/1.1", "http/1.0"}
 	}
-	byName := map[string][]*tls.Certificate{}
-	for _, c := range certs {
-		for _, name := range namesOf(c.parsed.Leaf) {
-			name = strings.ToLower(strings.TrimSuffix(name, "."))
-			byName[name] = append(byName[name], c.parsed)
-		}
+	byName, err := shownBy(cfg.TLS, certs)
+	if err != nil {
+		return nil, err
 	}
 	all := certs
 	out.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -106,6 +103,30 @@ func listenerTLS(cfg *config.Listener, certs []*certificate) (*tls.Config, error
 		return all[0].parsed, nil
 	}
 	return out, nil
+}
+
+// shownBy is which certificates are shown for a name: as the configuration says, or by the names that are in them.
+func shownBy(cfg *config.TLS, certs []*certificate) (map[string][]*tls.Certificate, error) {
+	byName := map[string][]*tls.Certificate{}
+	if len(cfg.Names) == 0 {
+		for _, c := range certs {
+			for _, name := range namesOf(c.parsed.Leaf) {
+				name = strings.ToLower(strings.TrimSuffix(name, "."))
+				byName[name] = append(byName[name], c.parsed)
+			}
+		}
+		return byName, nil
+	}
+	for name, list := range cfg.Names {
+		for _, of := range list {
+			i := slices.Index(cfg.Certificates, of)
+			if i < 0 {
+				return nil, fmt.Errorf("tls.names[%q]: %q is not one of tls.certificates", name, of)
+			}
+			byName[name] = append(byName[name], certs[i].parsed)
+		}
+	}
+	return byName, nil
 }
 
 func namesOf(leaf *x509.Certificate) []string {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -86,6 +87,32 @@ func TestTLS(t *testing.T) {
 	}
 	if _, err := handshake(t, at, &tls.Config{ServerName: "new.test", RootCAs: ca.roots()}); err != nil {
 		t.Errorf("after a broken certificate was refused: %v", err)
+	}
+}
+
+// TestTLSNames: where the configuration says which certificate is shown for a name, the names in certificates do not count.
+func TestTLSNames(t *testing.T) {
+	at, s, ca := unused(t), serve(t, echo), newAuthority(t)
+	e := newEngine(t, Options{})
+	certs := map[string]*config.Certificate{"a": ca.issue(t, "wild", "*.a.test"), "b": ca.issue(t, "b.test", "x.a.test", "c.test"), "rest": ca.issue(t, "rest.test")}
+	cfg := sslConfig(at, certs, []string{"rest", "a", "b"}, s.address)
+	cfg.Listeners[0].TLS.Names = map[string][]string{"x.a.test": {"a"}, "*.w.test": {"a"}, "b.test": {"rest", "b"}}
+	apply(t, e, cfg)
+	for name, cert := range map[string]string{
+		"x.a.test": "wild", "X.A.Test": "wild", "b.test": "b.test", "y.w.test": "wild", // shown although its names are others
+		"y.a.test": "rest.test", "c.test": "rest.test", "x.y.w.test": "rest.test", "": "rest.test",
+	} {
+		c, err := handshake(t, at, &tls.Config{ServerName: name, InsecureSkipVerify: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.ConnectionState().PeerCertificates[0].Subject.CommonName; got != cert {
+			t.Errorf("asked for %q, got the certificate of %q, want that of %q", name, got, cert)
+		}
+	}
+	cfg.Listeners[0].TLS = &config.TLS{Certificates: []string{"rest"}, Names: map[string][]string{"x.a.test": {"a"}}}
+	if err := e.Apply(cfg); err == nil || !strings.Contains(err.Error(), "x.a.test") {
+		t.Errorf("error %v, want one about the name", err)
 	}
 }
 
