@@ -27,7 +27,7 @@ type Options struct {
 	Address         netip.Addr
 	// Failed is called with every failure to write to a bucket, which is tried again; by several goroutines at once.
 	Failed func(balancer, url string, err error)
-	// MaxBytes is how much is kept in memory, for all balancers together: beyond it lines are dropped, and counted.
+	// MaxBytes is how much is kept in memory, for all balancers together: beyond it the destination that has the most loses its oldest lines, which are counted.
 	MaxBytes int64
 	Now      func() time.Time
 }
@@ -35,13 +35,16 @@ type Options struct {
 // The defaults, and how often is looked for what is due.
 const (
 	defaultMaxBytes = 64 << 20
-	objectBytes     = 8 << 20 // an object is written before its time if it gets larger
+	objectBytes     = 8 << 20  // an object is written before its time if it gets larger
+	smallestObject  = 64 << 10 // of those that are written early because memory is scarce
 	tickInterval    = time.Second
 	firstBackoff    = time.Second
 	longestBackoff  = time.Minute
 	stopTimeout     = 10 * time.Second
 	putTimeout      = 30 * time.Second // for the objects of one bucket
 	parallelPuts    = 16
+	parallelRetries = 4              // of buckets that have failed
+	roomShare       = 64             // of MaxBytes this part is made free at a time
 	forgetAfter     = 24 * time.Hour // without a line
 )
 
@@ -49,6 +52,9 @@ const (
 type Logs struct {
 	options Options
 	held    atomic.Int64 // bytes in memory
+	// first and again have room for as many puts as run at a time. Buckets that have failed wait for each other, and not others for them.
+	first, again chan struct{}
+	timeout      time.Duration // of an attempt
 
 	mu     sync.Mutex
 	byName map[destination]*log
@@ -71,7 +77,10 @@ type log struct {
 	quiet time.Time // since when there is no line; zero: there are some
 	gone  bool      // it is forgotten, and takes no lines any more
 
-	pending []object // in order; only for Run
+	pending []object // in order
+	sending bool     // the first of pending is on its way to the bucket
+	busy    bool     // an attempt is under way, or waits for its turn
+	failed  bool     // the last attempt did
 	backoff time.Duration
 	after   time.Time // of the next attempt
 }
@@ -103,7 +112,7 @@ func New(o Options) *Logs {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Logs{options: o, byName: map[destination]*log{}}
+	return &Logs{options: o, byName: map[destination]*log{}, first: make(chan struct{}, parallelPuts), again: make(chan struct{}, parallelRetries), timeout: putTimeout}
 }
 
 // Write adds a line to a listener's log. It never waits for a bucket.
@@ -113,6 +122,13 @@ func (l *Logs) Write(listener *config.Listener, r *Record) {
 		return
 	}
 	to := destination{c.URL, c.Prefix, c.Format, c.Balancer, c.Interval}
+	if l.held.Add(l.add(to, r)) > l.options.MaxBytes {
+		l.makeRoom()
+	}
+}
+
+// add adds a line to a destination, and says how long it is.
+func (l *Logs) add(to destination, r *Record) int64 {
 	one := l.locked(to)
 	defer one.mu.Unlock()
 	one.quiet = time.Time{}
@@ -125,14 +141,8 @@ func (l *Logs) Write(listener *config.Listener, r *Record) {
 	} else {
 		one.lines = r.AppendELB(one.lines)
 	}
-	grown := int64(len(one.lines) - before)
-	if l.held.Add(grown) > l.options.MaxBytes {
-		l.held.Add(-grown)
-		one.lines = one.lines[:before]
-		one.stats.Dropped.Add(1)
-		return
-	}
 	one.stats.Lines.Add(1)
+	return int64(len(one.lines) - before)
 }
 
 // locked returns the log of a destination, whose mu the caller holds then.
@@ -159,7 +169,7 @@ func (l *Logs) forget(one *log, now time.Time) {
 	defer l.mu.Unlock()
 	one.mu.Lock()
 	defer one.mu.Unlock()
-	if !one.quiet.IsZero() && now.Sub(one.quiet) >= forgetAfter && len(one.pending) == 0 {
+	if !one.quiet.IsZero() && now.Sub(one.quiet) >= forgetAfter && len(one.pending) == 0 && !one.busy {
 		one.gone = true
 		delete(l.byName, one.to)
 	}
@@ -192,11 +202,13 @@ func (l *Logs) all() []*log {
 func (l *Logs) Run(ctx context.Context) {
 	ticker := time.NewTicker(tickInterval)
 	defer ticker.Stop()
+	var puts sync.WaitGroup
 	for {
 		select {
 		case <-ticker.C:
-			l.write(ctx, false)
+			l.start(ctx, &puts, false)
 		case <-ctx.Done():
+			puts.Wait()
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 			defer cancel()
 			l.write(last, true)
@@ -205,65 +217,95 @@ func (l *Logs) Run(ctx context.Context) {
 	}
 }
 
-// write puts what is due into buckets, or all of it. A bucket that does not answer holds no other one up.
+// write puts what is due into buckets, or all of it, and waits for that.
 func (l *Logs) write(ctx context.Context, all bool) {
-	now := l.options.Now()
-	var putting sync.WaitGroup
-	slots := make(chan struct{}, parallelPuts)
-	for _, one := range l.all() {
-		l.cut(one, now, all)
-		if len(one.pending) == 0 || now.Before(one.after) && !all {
+	var puts sync.WaitGroup
+	l.start(ctx, &puts, all)
+	puts.Wait()
+}
+
+// start begins to put what is due into buckets, or all of it. A bucket that does not answer holds nobody else up: each has one attempt under way at a time,
+// and those that have failed take no turns of those that have not.
+func (l *Logs) start(ctx context.Context, puts *sync.WaitGroup, all bool) {
+	now, logs := l.options.Now(), l.all()
+	for _, one := range logs {
+		most := int64(objectBytes)
+		if l.held.Load() > l.options.MaxBytes/2 {
+			// Memory becomes scarce: what can be written is written before its share is used up.
+			most = min(most, max(smallestObject, l.options.MaxBytes/int64(2*len(logs))))
+		}
+		turn := l.cut(one, now, most, all)
+		if turn == nil {
 			l.forget(one, now)
 			continue
 		}
-		putting.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			l.attempt(ctx, one, now)
+		puts.Go(func() {
+			select {
+			case turn <- struct{}{}:
+				l.attempt(ctx, one)
+				<-turn
+			case <-ctx.Done():
+			}
+			one.mu.Lock()
+			one.busy = false
+			one.mu.Unlock()
 		})
 	}
-	putting.Wait()
 }
 
 // attempt writes what is pending of one destination, and notes when to try again.
-func (l *Logs) attempt(ctx context.Context, one *log, now time.Time) {
-	ctx, cancel := context.WithTimeout(ctx, putTimeout)
+func (l *Logs) attempt(ctx context.Context, one *log) {
+	limited, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
-	if err := l.put(ctx, one); err != nil {
-		one.stats.Failures.Add(1)
-		one.after = now.Add(one.backoff)
+	err := l.put(limited, one)
+	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return // it is no fault of the bucket's, and written again at the end
+	}
+	one.mu.Lock()
+	if one.failed = err != nil; one.failed {
+		one.after = l.options.Now().Add(one.backoff)
 		one.backoff = min(2*one.backoff, longestBackoff)
+	} else {
+		one.backoff, one.after = firstBackoff, time.Time{}
+	}
+	one.mu.Unlock()
+	if err != nil {
+		one.stats.Failures.Add(1)
 		if l.options.Failed != nil {
 			l.options.Failed(one.to.balancer, one.to.url, err)
 		}
-		return
 	}
-	one.backoff, one.after = firstBackoff, time.Time{}
 }
 
-// cut makes an object of the lines, if their interval is over.
-func (l *Logs) cut(one *log, now time.Time, all bool) {
+// cut makes an object of the lines, if their interval is over or there are many. If something is to be written, it says whose turn to wait for.
+func (l *Logs) cut(one *log, now time.Time, most int64, all bool) (turn chan struct{}) {
 	one.mu.Lock()
 	defer one.mu.Unlock()
-	if len(one.lines) == 0 {
+	switch {
+	case len(one.lines) == 0:
 		one.ends = time.Time{} // the next line begins an interval
 		if one.quiet.IsZero() {
 			one.quiet = now
 		}
-		return
+	case all || int64(len(one.lines)) >= most || !now.Before(one.ends):
+		ends := one.ends
+		if now.Before(ends) {
+			ends = now
+		}
+		one.pending = append(one.pending, object{l.name(one.to, ends), one.lines})
+		one.lines = nil
+		if !now.Before(one.ends) {
+			one.ends = time.Time{}
+		}
 	}
-	if !all && len(one.lines) < objectBytes && now.Before(one.ends) {
-		return
+	if one.busy || len(one.pending) == 0 || now.Before(one.after) && !all {
+		return nil
 	}
-	ends := one.ends
-	if now.Before(ends) {
-		ends = now
+	one.busy = true
+	if one.failed {
+		return l.again
 	}
-	one.pending = append(one.pending, object{l.name(one.to, ends), one.lines})
-	one.lines = nil
-	if !now.Before(one.ends) {
-		one.ends = time.Time{}
-	}
+	return l.first
 }
 
 // name is an object's, as ELB makes them.
@@ -283,16 +325,19 @@ func (l *Logs) put(ctx context.Context, one *log) error {
 		return err
 	}
 	defer bucket.Close()
-	for len(one.pending) > 0 {
-		first := one.pending[0]
-		if err := bucket.WriteAll(ctx, first.name, first.data, &blob.WriterOptions{ContentType: "text/plain"}); err != nil {
+	for {
+		first, found := one.send()
+		if !found {
+			return nil
+		}
+		err := bucket.WriteAll(ctx, first.name, first.data, &blob.WriterOptions{ContentType: "text/plain"})
+		one.sent(err == nil)
+		if err != nil {
 			return err
 		}
 		one.stats.Objects.Add(1)
 		l.held.Add(-int64(len(first.data)))
-		one.pending = one.pending[1:]
 	}
-	return nil
 }
 
 // open opens a bucket. A folder is made if there is none, and holds nothing but the logs.

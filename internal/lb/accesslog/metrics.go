@@ -4,7 +4,7 @@ import "github.com/prometheus/client_golang/prometheus"
 
 var (
 	linesMetric    = prometheus.NewDesc("portal_lb_access_log_lines_total", "Lines of access logs that were taken.", []string{"balancer"}, nil)
-	droppedMetric  = prometheus.NewDesc("portal_lb_access_log_dropped_total", "Lines of access logs that were dropped because the bucket could not be written for too long.", []string{"balancer"}, nil)
+	droppedMetric  = prometheus.NewDesc("portal_lb_access_log_dropped_total", "Lines of access logs that were dropped because their bucket could not be written for too long and memory was full.", []string{"balancer"}, nil)
 	objectsMetric  = prometheus.NewDesc("portal_lb_access_log_objects_total", "Objects written to buckets.", []string{"balancer"}, nil)
 	failuresMetric = prometheus.NewDesc("portal_lb_access_log_failures_total", "Attempts to write to a bucket that failed.", []string{"balancer"}, nil)
 )
