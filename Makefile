@@ -144,10 +144,11 @@ test-roll: build ## replace 100 Pods behind one Service under 200 requests a sec
 test-kills: build ## kill agents, the server and a node under load, in each proxy mode: other nodes' Pods answer every request (ROLL_MODES=…)
 	GOFLAGS=-tags=fieldsv1string,kills go test -vet=off -count=1 -v -run 'LabKills' -timeout 60m ./test/ -roll.modes=$(ROLL_MODES) -roll.rate=200 -roll.strict -kills.pods=30 -kills.away=20s -kills.grace=50s
 
+FAULTS ?=
 .PHONY: test-faults
-test-faults: build ## inject every fault of the catalogue in a lab: portal explain names the cause, and its fix, typed as printed, works (15 minutes)
+test-faults: build ## inject every fault of the catalogue in a lab: portal explain names the cause, and its fix, typed as printed, works (15 minutes; some of them: FAULTS='faults/(a_typo|no_selector)', FAULTS=nodes)
 	@hack/need python3 ip nft iptables conntrack curl openssl
-	GOFLAGS=-tags=fieldsv1string,faults go test -vet=off -count=1 -v -parallel 6 -timeout 60m ./test/faults
+	GOFLAGS=-tags=fieldsv1string,faults go test -vet=off -count=1 -v -parallel 6 -timeout 60m -run 'TestFaults/$(FAULTS)' ./test/faults
 
 FUZZ_TIME ?= 5m
 .PHONY: fuzz

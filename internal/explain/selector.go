@@ -209,7 +209,7 @@ func (v *View) elsewhere(s *Service) string {
 			fewest, first = list, false
 		}
 	}
-	for _, p := range fewest {
+	for _, p := range fewest[:min(len(fewest), fewAlike)] {
 		if p.Namespace != s.Namespace && !ended(p) && matches(s.Spec.Selector, p.Labels) && !v.selected(p.Namespace, p.Labels) {
 			spaces[p.Namespace]++
 		}

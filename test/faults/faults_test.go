@@ -175,7 +175,7 @@ const patience = 150 * time.Second
 // busy limits how many faults are tried at the same time.
 var busy = make(chan struct{}, 6)
 
-// TestFaults: explain names the cause of each fault, and its fix works. Some of them: -run 'TestFaults/faults/(a_typo|another_fault)'.
+// TestFaults: explain names the cause of each fault, and its fix works. Some of them: make test-faults FAULTS='faults/(typo_in_a_key|no_selector)'.
 func TestFaults(t *testing.T) {
 	c := startLab(t)
 	t.Run("healthy", func(t *testing.T) {
