@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -90,8 +91,8 @@ func (c *cluster) fill(ctx context.Context) error {
 		{"nodes", c.nodes, c.makeNode}, {"Services", c.services, c.makeService}, {"Pods", c.services * c.pods, c.makePod},
 	} {
 		report.Logf("creating %d %s", step.n, step.what)
-		if err := each(ctx, step.n, step.make); err != nil {
-			return err
+		if err := each(ctx, step.n, patiently(step.make)); err != nil {
+			return fmt.Errorf("create %s: %w", step.what, err)
 		}
 		if step.what == "nodes" {
 			c.keepLeases(ctx)
@@ -102,6 +103,18 @@ func (c *cluster) fill(ctx context.Context) error {
 	}
 	report.Logf("%d nodes, %d Services and %d Pods after %s", c.nodes, c.services, c.services*c.pods, time.Since(began).Round(time.Second))
 	return nil
+}
+
+// patiently tries something that makes an object several times: a server under load may lose a connection.
+func patiently(do func(context.Context, int) error) func(context.Context, int) error {
+	return func(ctx context.Context, i int) (err error) {
+		for range 5 {
+			if err = do(ctx, i); err == nil || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || !wait(ctx, time.Second) {
+				break
+			}
+		}
+		return err
+	}
 }
 
 // until waits until there are as many as wanted, as long as it gets ahead.
@@ -180,6 +193,9 @@ func each(ctx context.Context, n int, f func(context.Context, int) error) error 
 
 func (c *cluster) makeNode(ctx context.Context, i int) error {
 	node, err := c.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)}}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		node, err = c.client.CoreV1().Nodes().Get(ctx, nodeName(i), metav1.GetOptions{})
+	}
 	if err != nil {
 		return err
 	}
@@ -198,18 +214,25 @@ func (c *cluster) makeService(ctx context.Context, i int) error {
 		Spec:       corev1.ServiceSpec{Selector: map[string]string{"app": serviceName(i)}, Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
 	}
 	_, err := c.client.CoreV1().Services(namespaceOf(i)).Create(ctx, svc, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
 	return err
 }
 
 func (c *cluster) makePod(ctx context.Context, i int) error {
 	service := i / c.pods
 	pods := c.client.CoreV1().Pods(namespaceOf(service))
+	name := fmt.Sprintf("%s-%d", serviceName(service), i%c.pods)
 	pod, err := pods.Create(ctx, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", serviceName(service), i%c.pods), Labels: map[string]string{"app": serviceName(service)}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": serviceName(service)}},
 		Spec: corev1.PodSpec{NodeName: nodeName(i % c.nodes), Containers: []corev1.Container{{
 			Name: "web", Image: "example/web:1", Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 80}},
 		}}},
 	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		pod, err = pods.Get(ctx, name, metav1.GetOptions{})
+	}
 	if err != nil {
 		return err
 	}

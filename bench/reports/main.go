@@ -28,7 +28,7 @@ type options struct {
 	churn                              float64
 	duration                           time.Duration
 	parts                              []string
-	output                             string
+	output, profiles                   string
 	// flood is set in the process that makes connections: the address to send to.
 	flood string
 }
@@ -73,6 +73,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.rate, "rate", 20000, "new connections a second that top counts")
 	parts := flags.String("parts", strings.Join(allParts, ","), "what to measure")
 	flags.StringVar(&o.output, "o", "", "JSON file to write the report to")
+	flags.StringVar(&o.profiles, "profile", "", "folder for profiles of the server while reports are written; taking them costs time")
 	flags.StringVar(&o.flood, "flood", "", "internal: make connections to this address")
 	if err := flags.Parse(args); err != nil {
 		return o, err

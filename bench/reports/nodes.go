@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -119,17 +120,22 @@ func renew(ctx context.Context, client kubernetes.Interface, name string) error 
 	return err
 }
 
-// publish reports as a part does: its revision moves on with each change, and once in an hour it has trouble for a minute.
+const (
+	// Each part has trouble now and then, once in troubleEvery on average, for a while.
+	troubleEvery, troubleFor = 2 * time.Hour, time.Minute
+)
+
+// publish reports as a part does.
 func (n *nodes) publish(ctx context.Context, node, part string) {
-	trouble := time.Now().Add(rand.N(time.Hour))
+	trouble := time.Now().Add(rand.N(2 * troubleEvery))
 	p, err := publish.New(publish.Options{
 		Config: n.c.config, Node: node, Part: part, Version: "bench", Log: slog.New(slog.DiscardHandler), Wrote: func(*reports.Report) { n.writes.Add(1) },
 		Status: func() reports.Status {
 			now := time.Now()
-			if now.After(trouble.Add(time.Minute)) {
-				trouble = now.Add(rand.N(time.Hour))
+			if now.After(trouble.Add(troubleFor)) {
+				trouble = now.Add(rand.N(2 * troubleEvery))
 			}
-			return status(n.c.changes.Load(), now.After(trouble))
+			return status(part, n.c.changes.Load(), now.After(trouble))
 		},
 	})
 	if err != nil {
@@ -139,11 +145,18 @@ func (n *nodes) publish(ctx context.Context, node, part string) {
 	p.Run(ctx)
 }
 
-func status(revision int64, trouble bool) reports.Status {
+// status is what a part says: the revision of a proxy and of a DNS server moves on with each change, while an agent has none.
+func status(part string, revision int64, trouble bool) reports.Status {
 	services, now := 10000, metav1.NewTime(time.Now().Truncate(time.Second))
-	s := reports.Status{
-		State: reports.Running, Mode: "nftables", Services: &services, Limits: []string{"node ports are not served at loopback addresses"},
-		Synced: &reports.Synced{Revision: fmt.Sprint(revision), Time: now}, Conntrack: &reports.Conntrack{Count: int(revision) % 1000, Max: 262144},
+	s := reports.Status{State: reports.Running, Mode: "processes"}
+	switch part {
+	case reports.Proxy:
+		s.Mode, s.Services, s.Limits = "nftables", &services, []string{"node ports are not served at loopback addresses"}
+		s.Conntrack = &reports.Conntrack{Count: int(revision) % 1000, Max: 262144}
+		s.Synced = &reports.Synced{Revision: fmt.Sprint(revision), Time: now}
+	case reports.DNS:
+		s.Mode = ""
+		s.Synced = &reports.Synced{Revision: fmt.Sprint(revision), Time: now}
 	}
 	if trouble {
 		s.State, s.Message = reports.Failing, "can't program the kernel: no buffer space available"
@@ -163,7 +176,7 @@ const (
 	share       = "of that, reports"
 	shareTarget = 2 // percent
 	// calibration is how many reports are written to find out what one costs.
-	calibration = 4000
+	calibration = 2000
 	// settle is how long the server gets to end what nodes no longer do.
 	settle = 10 * time.Second
 )
@@ -203,14 +216,18 @@ func measureReports(ctx context.Context, c *cluster, n *nodes, r *report.Report)
 	at.Lower(portal, "CPU of the server for one report", report.Milliseconds(one), "ms")
 	at.Lower(portal, "CPU of the server", total.Seconds()/took.Seconds()*100, "% of a core")
 	at.Lower(portal, share, float64(writes)*one.Seconds()/total.Seconds()*100, "%")
-	r.Note("What a report costs is measured apart, with %d reports read and written while nothing else goes on but renewals of Leases; the share of reports "+
-		"is that times how many there were. Every node watches Services and EndpointSlices.", calibration)
+	r.Note("What a report costs is measured apart, with %d reports written while nothing else goes on but renewals of Leases; the share of reports "+
+		"is that times how many there were. Every node watches Services and EndpointSlices; each of its parts has trouble for %s, once in %s on average.", calibration, troubleFor, troubleEvery)
 	return nil
 }
 
 // costOfWrite is what one update of a report costs the server, without what it does anyway.
 func (c *cluster) costOfWrite(ctx context.Context) (time.Duration, error) {
 	report.Logf("measuring what one report costs")
+	known := make([]written, c.nodes)
+	if err := each(ctx, c.nodes, func(ctx context.Context, i int) error { return known[i].read(ctx, c, nodeName(i)) }); err != nil {
+		return 0, err
+	}
 	if !wait(ctx, settle) { // the watches end
 		return 0, ctx.Err()
 	}
@@ -227,32 +244,47 @@ func (c *cluster) costOfWrite(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	background := (start - idle).Seconds() / time.Since(began).Seconds()
+	profile := report.Profile(ctx, c.client.Discovery().RESTClient(), c.profiles, "reports")
 	began = time.Now()
-	err = each(ctx, calibration, func(ctx context.Context, i int) error { return c.rewrite(ctx, nodeName(i%c.nodes), i) })
+	err = each(ctx, calibration, func(ctx context.Context, i int) error { return known[i%c.nodes].rewrite(ctx, c, i) })
 	if err != nil {
 		return 0, err
 	}
 	end, err := c.cpu()
 	spent := (end - start).Seconds() - background*time.Since(began).Seconds()
-	return time.Duration(spent / calibration * float64(time.Second)), err
+	return time.Duration(spent / calibration * float64(time.Second)), errors.Join(err, profile())
 }
 
-// rewrite replaces a report. The read that it begins with makes a write look dearer than a publisher's, which knows what it wrote.
-func (c *cluster) rewrite(ctx context.Context, node string, i int) error {
-	api := c.client.CoreV1().RESTClient()
-	path := reports.APIPath + "/" + reports.Name(node, reports.Proxy)
-	data, err := api.Get().AbsPath(path).SetHeader("Accept", "application/json").Do(ctx).Raw()
+// written is a report as it was last written.
+type written struct {
+	mu sync.Mutex
+	*reports.Report
+}
+
+func (w *written) path() string { return reports.APIPath + "/" + w.Name }
+
+// read reads the report of a node's proxy.
+func (w *written) read(ctx context.Context, c *cluster, node string) error {
+	data, err := c.client.CoreV1().RESTClient().Get().AbsPath(reports.APIPath+"/"+reports.Name(node, reports.Proxy)).SetHeader("Accept", "application/json").Do(ctx).Raw()
+	if err == nil {
+		w.Report, err = reports.Parse(data)
+	}
+	return err
+}
+
+// rewrite replaces it as a publisher does, which knows what it wrote.
+func (w *written) rewrite(ctx context.Context, c *cluster, i int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.Status.Synced = &reports.Synced{Revision: fmt.Sprint(i), Time: metav1.NewTime(time.Now().Truncate(time.Second))}
+	w.Status.Updated, w.ManagedFields = w.Status.Synced.Time, nil
+	data, err := json.Marshal(w.Report)
 	if err != nil {
 		return err
 	}
-	r, err := reports.Parse(data)
-	if err != nil {
-		return err
+	data, err = c.client.CoreV1().RESTClient().Put().AbsPath(w.path()).SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").Body(data).Do(ctx).Raw()
+	if err == nil {
+		w.Report, err = reports.Parse(data)
 	}
-	r.Status.Synced = &reports.Synced{Revision: fmt.Sprint(i), Time: metav1.NewTime(time.Now().Truncate(time.Second))}
-	r.Status.Updated = r.Status.Synced.Time
-	if data, err = json.Marshal(r); err != nil {
-		return err
-	}
-	return api.Put().AbsPath(path).SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").Body(data).Do(ctx).Error()
+	return err
 }
