@@ -76,11 +76,11 @@ func (a *account) hold() (_ *objects, release func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.objects == nil || a.objects.ended.Err() != nil {
-		made, err := newObjects(a.config)
+		made, err := newObjects(a.config, &a.console.kept)
 		if err != nil {
 			return nil, nil, err
 		}
-		if a.console.copies.Add(1) > maxFeeds {
+		if a.console.copies.Add(1) > maxFeeds || a.console.kept.Load() > maxObjects {
 			a.console.copies.Add(-1)
 			return nil, nil, errTooManyFeeds
 		}

@@ -84,6 +84,8 @@ type Console struct {
 	feeds   sync.WaitGroup
 	// live counts feeds, copies the accounts' objects.
 	live, copies atomic.Int32
+	// kept counts the objects in all copies.
+	kept atomic.Int64
 }
 
 // New makes a console.

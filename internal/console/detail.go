@@ -63,7 +63,9 @@ type Detail struct {
 	Timeline []Moment  `json:"timeline,omitempty"`
 	Since    time.Time `json:"since,omitzero"`
 	Findings []Finding `json:"findings,omitempty"`
-	Status   Status    `json:"status"`
+	// Unexplained is why there are no findings; empty: they are looked for.
+	Unexplained string `json:"unexplained,omitempty"`
+	Status      Status `json:"status"`
 	// Hidden are what this user may not see of it.
 	Hidden []string `json:"hidden,omitempty"`
 }
@@ -107,7 +109,9 @@ type page struct {
 	pods     map[string]*corev1.Pod
 	events   map[string]*corev1.Event
 	findings []Finding
-	hidden   map[string]bool
+	// unexplained is why nobody looks for findings.
+	unexplained string
+	hidden      map[string]bool
 }
 
 func newPage() *page {
@@ -248,7 +252,7 @@ func (p *page) add(to *Detail) <-chan struct{} {
 		}
 	}
 	to.Timeline = newestFirst(moments)
-	to.Findings = p.findings
+	to.Findings, to.Unexplained = p.findings, p.unexplained
 	to.Hidden = slices.Sorted(maps.Keys(p.hidden))
 	return p.changed
 }

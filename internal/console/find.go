@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"portal/internal/explain"
@@ -25,7 +26,7 @@ const (
 
 // find looks for findings at once, and again some time after something of the Service changed.
 func (p *page) find(ctx context.Context, c *Console, s *session, f *feed, k key) {
-	objects, release, err := s.account.hold()
+	objects, release, err := p.hold(ctx, s.account)
 	if err != nil {
 		return
 	}
@@ -34,7 +35,7 @@ func (p *page) find(ctx context.Context, c *Console, s *session, f *feed, k key)
 	for ctx.Err() == nil {
 		if objects.ended.Err() != nil { // rights have changed
 			release()
-			if objects, release, err = s.account.hold(); err != nil {
+			if objects, release, err = p.hold(ctx, s.account); err != nil {
 				release = func() {}
 				return
 			}
@@ -57,6 +58,21 @@ func (p *page) find(ctx context.Context, c *Console, s *session, f *feed, k key)
 		p.awaitReason(ctx, f, k, seen, func() bool { return objects.touchedAt(k.namespace) != revision || objects.ended.Err() != nil })
 		if !sleep(ctx, settle) {
 			return
+		}
+	}
+}
+
+// hold waits until the account can have objects. The page says meanwhile why it can't.
+func (p *page) hold(ctx context.Context, a *account) (*objects, func(), error) {
+	for {
+		held, release, err := a.hold()
+		if err == nil || !errors.Is(err, errTooManyFeeds) {
+			p.change(func() { p.unexplained = "" })
+			return held, release, err
+		}
+		p.change(func() { p.unexplained = err.Error() })
+		if !sleep(ctx, aroundEvery) {
+			return nil, nil, ctx.Err()
 		}
 	}
 }
@@ -123,7 +139,7 @@ func (p *page) awaitReason(ctx context.Context, f *feed, k key, seen string, aro
 func (p *page) state(f *feed, k key) string {
 	out, _ := f.detail(k)
 	p.add(&out)
-	out.Findings, out.Status, out.Timeline = nil, Status{}, nil
+	out.Findings, out.Status, out.Timeline, out.Unexplained = nil, Status{}, nil, ""
 	data, err := json.Marshal(out)
 	if err != nil {
 		return err.Error()

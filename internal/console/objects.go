@@ -33,6 +33,9 @@ type objects struct {
 	ended  context.Context
 	stop   func()
 	group  sync.WaitGroup
+	// kept are how many there are here, all of all accounts.
+	kept atomic.Int64
+	all  *atomic.Int64
 
 	mu       sync.Mutex
 	closed   bool // nothing is started any more
@@ -91,8 +94,9 @@ func coordination(c *kubernetes.Clientset) rest.Interface { return c.Coordinatio
 func apps(c *kubernetes.Clientset) rest.Interface         { return c.AppsV1().RESTClient() }
 func networking(c *kubernetes.Clientset) rest.Interface   { return c.NetworkingV1().RESTClient() }
 
-func newObjects(config *rest.Config) (*objects, error) {
-	o := &objects{shelves: map[place]shelf{}, refused: map[string]bool{}, prepared: map[string]chan struct{}{}, touched: map[string]uint64{}}
+// newObjects keeps nothing yet; what it will keep is added to a count of all accounts' objects.
+func newObjects(config *rest.Config, all *atomic.Int64) (*objects, error) {
+	o := &objects{all: all, shelves: map[place]shelf{}, refused: map[string]bool{}, prepared: map[string]chan struct{}{}, touched: map[string]uint64{}}
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{}
 	asking, err := kubernetes.NewForConfig(config)
@@ -130,8 +134,14 @@ func (o *objects) run() {
 	o.closed = true
 	o.mu.Unlock()
 	o.group.Wait()
+	o.count(-o.kept.Load())
 	closeConnections(o.client)
 	closeConnections(o.asking)
+}
+
+func (o *objects) count(more int64) {
+	o.kept.Add(more)
+	o.all.Add(more)
 }
 
 // start runs something until the end; false: that has come.
@@ -295,6 +305,7 @@ type shelfOf[T any, P object[T]] struct {
 	resource string
 	client   rest.Interface
 	touch    func(resource, namespace string)
+	count    func(more int64)
 	set      func(*explain.Evidence, []T)
 
 	mu    sync.Mutex
@@ -305,7 +316,7 @@ type shelfOf[T any, P object[T]] struct {
 
 func shelves[T any, P object[T]](resource string, client func(*kubernetes.Clientset) rest.Interface, set func(*explain.Evidence, []T)) func(*objects) shelf {
 	return func(o *objects) shelf {
-		return &shelfOf[T, P]{resource: resource, client: client(o.client), touch: o.touch, set: set, all: map[string]P{}, ready: make(chan struct{})}
+		return &shelfOf[T, P]{resource: resource, client: client(o.client), touch: o.touch, count: o.count, set: set, all: map[string]P{}, ready: make(chan struct{})}
 	}
 }
 
@@ -327,41 +338,46 @@ func (s *shelfOf[T, P]) follow(ctx context.Context, namespace string) {
 func objectName(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
 func (s *shelfOf[T, P]) put(o P) {
-	s.mu.Lock()
-	s.all[objectName(o)], s.list = o, nil
-	s.mu.Unlock()
+	s.change(func() { s.all[objectName(o)] = o })
 	s.touch(s.resource, o.GetNamespace())
 }
 
-func (s *shelfOf[T, P]) drop(o P) {
+// change changes which objects there are.
+func (s *shelfOf[T, P]) change(do func()) {
 	s.mu.Lock()
-	delete(s.all, objectName(o))
+	defer s.mu.Unlock()
+	before := len(s.all)
+	do()
 	s.list = nil
-	s.mu.Unlock()
+	s.count(int64(len(s.all) - before))
+}
+
+func (s *shelfOf[T, P]) drop(o P) {
+	s.change(func() { delete(s.all, objectName(o)) })
 	s.touch(s.resource, o.GetNamespace())
 }
 
 func (s *shelfOf[T, P]) replace(_ string, list []P) {
 	touched := map[string]bool{}
-	s.mu.Lock()
-	before := s.all
-	s.all, s.list = make(map[string]P, len(list)), nil
-	for _, o := range list {
-		s.all[objectName(o)] = o
-		if old := before[objectName(o)]; old == nil || old.GetResourceVersion() != o.GetResourceVersion() {
-			touched[o.GetNamespace()] = true
+	s.change(func() {
+		before := s.all
+		s.all = make(map[string]P, len(list))
+		for _, o := range list {
+			s.all[objectName(o)] = o
+			if old := before[objectName(o)]; old == nil || old.GetResourceVersion() != o.GetResourceVersion() {
+				touched[o.GetNamespace()] = true
+			}
+			delete(before, objectName(o))
 		}
-		delete(before, objectName(o))
-	}
-	for _, gone := range before {
-		touched[gone.GetNamespace()] = true
-	}
-	select {
-	case <-s.ready:
-	default:
-		close(s.ready)
-	}
-	s.mu.Unlock()
+		for _, gone := range before {
+			touched[gone.GetNamespace()] = true
+		}
+		select {
+		case <-s.ready:
+		default:
+			close(s.ready)
+		}
+	})
 	for namespace := range touched {
 		s.touch(s.resource, namespace)
 	}

@@ -22,8 +22,11 @@ const (
 	maxFeeds = 40
 	// maxAccountFeeds leaves some of them for other people than one with many sessions.
 	maxAccountFeeds = 30
-	sessionLife     = 12 * time.Hour
-	sessionIdle     = time.Hour
+	// maxObjects is how many objects there may be in the accounts' copies before another account gets one. A cluster of 10,000 Services
+	// with two Pods each has about 70,000.
+	maxObjects  = 400_000
+	sessionLife = 12 * time.Hour
+	sessionIdle = time.Hour
 	// feedIdle is how long a session's watches go on without a page that shows them: a reload should not start anew.
 	feedIdle = 20 * time.Second
 )

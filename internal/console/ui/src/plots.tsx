@@ -15,6 +15,8 @@ interface Plot {
   title: string;
   lines: Line[];
   format: (n: number) => string;
+  /** whole numbers have no ticks in between. */
+  whole?: boolean;
 }
 
 const plots: Record<"new" | "open" | "bytes" | "latency", Plot> = {
@@ -26,7 +28,7 @@ const plots: Record<"new" | "open" | "bytes" | "latency", Plot> = {
     ],
     format: rate,
   },
-  open: { title: "Open connections", lines: [{ name: "open", ink: "good", of: (p) => p.open }], format: (n) => Math.round(n).toLocaleString("en") },
+  open: { title: "Open connections", lines: [{ name: "open", ink: "good", of: (p) => p.open }], whole: true, format: (n) => Math.round(n).toLocaleString("en") },
   bytes: { title: "Bytes a second", lines: [{ name: "both ways", ink: "accent", of: (p) => p.bytes }], format: size },
   latency: {
     title: "Time until the endpoint answers",
@@ -68,12 +70,33 @@ function useColours(): number {
 const clock = (seconds: number) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
 const height = 140;
 
+/** steps are those between ticks: others, such as 2.5, would be rounded in their labels. */
+const steps = Array.from({ length: 19 }, (_, i) => [1, 2, 5].map((n) => Number(`${n}e${i - 6}`))).flat();
+
+/** Gap is where nothing is known: a line that went on there would be made up. */
+interface Gap {
+  at: number;
+  gap: true;
+}
+
+/** withGaps puts a gap where figures have not come for a while. */
+function withGaps(points: Point[], every: number): (Point | Gap)[] {
+  const out: (Point | Gap)[] = [];
+  for (const p of points) {
+    const last = out.at(-1);
+    if (last && p.at - last.at > Math.max(10, 3 * every)) out.push({ at: (last.at + p.at) / 2, gap: true });
+    out.push(p);
+  }
+  return out;
+}
+
 function Chart({ plot, points }: { plot: Plot; points: Point[] }) {
   const frame = useRef<HTMLDivElement>(null);
   const drawn = useRef<uPlot | undefined>(undefined);
   const [at, setAt] = useState<number | null>(null);
   const colours = useColours();
-  const data = useMemo<uPlot.AlignedData>(() => [points.map((p) => p.at), ...plot.lines.map((line) => points.map((p) => line.of(p) ?? null))], [points.length, points.at(-1)?.at]);
+  const all = useMemo(() => withGaps(points, flow.last?.every ?? 0), [points.length, points.at(-1)?.at]);
+  const data = useMemo<uPlot.AlignedData>(() => [all.map((p) => p.at), ...plot.lines.map((line) => all.map((p) => ("gap" in p ? null : (line.of(p) ?? null))))], [all]);
   const latest = useRef(data);
   latest.current = data;
   useEffect(() => {
@@ -92,7 +115,7 @@ function Chart({ plot, points }: { plot: Plot; points: Point[] }) {
         },
         axes: [
           { ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((t) => clock(t).slice(0, 5)) },
-          { ...axis, size: 58, space: 30, values: (_, ticks) => ticks.map((t) => plot.format(t)) },
+          { ...axis, size: 58, space: 30, incrs: plot.whole ? steps.filter((n) => n >= 1) : steps, values: (_, ticks) => ticks.map((t) => plot.format(t)) },
         ],
         series: [{}, ...plot.lines.map((line, i) => ({ stroke: inkOf(line.ink), width: 2, fill: i === 0 ? inkOf(line.ink).replace("rgb(", "rgba(").replace(")", ", .12)") : undefined, points: { show: false }, spanGaps: false }))],
         hooks: { setCursor: [(u) => setAt(u.cursor.idx ?? null)] },
@@ -110,7 +133,8 @@ function Chart({ plot, points }: { plot: Plot; points: Point[] }) {
   }, [colours, plot]);
   useEffect(() => drawn.current?.setData(data), [data]);
 
-  const shown = at !== null && points[at] ? points[at]! : points.at(-1);
+  const pointed = at === null ? undefined : all[at];
+  const shown = pointed && !("gap" in pointed) ? pointed : points.at(-1);
   const value = (line: Line) => {
     const n = shown && line.of(shown);
     return n === undefined ? "–" : plot.format(n);
@@ -121,7 +145,7 @@ function Chart({ plot, points }: { plot: Plot; points: Point[] }) {
     <figure class="plot">
       <figcaption>
         <span>
-          <b>{plot.title}</b> <small>{at !== null && shown ? "at " + clock(shown.at) : ""}</small>
+          <b>{plot.title}</b> <small>{shown && shown === pointed ? "at " + clock(shown.at) : ""}</small>
         </span>
         <span class="keys">
           {plot.lines.map((line) => (

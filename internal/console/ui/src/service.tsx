@@ -78,6 +78,7 @@ function Content({ detail, gone, timeline, place }: { detail: Detail; gone: bool
         </div>
       </section>
       {detail.findings?.length ? <Findings findings={detail.findings} /> : null}
+      {detail.unexplained && <p class="banner note">What portal explain says is not shown: {detail.unexplained}.</p>}
       <section class="card">
         <h2>From the name to the node</h2>
         <Chain detail={detail} />

@@ -113,6 +113,8 @@ export interface Detail {
   timeline?: Moment[];
   since?: string;
   findings?: Finding[];
+  /** unexplained is why there are no findings. */
+  unexplained?: string;
   status: Status;
   hidden?: string[];
 }
