@@ -105,7 +105,7 @@ vm: ## fetch the kernel of the virtual machine for IPVS and SCTP
 	@hack/vm-kernel .cache/vm
 
 .PHONY: test-vm
-test-vm: build vm ## test IPVS and SCTP in a virtual machine: the modes' suites in full, the recorded conformance, portal trace beside packets (half an hour)
+test-vm: build vm ## test IPVS and SCTP in a virtual machine: the modes' suites in full, the recorded conformance (half an hour)
 	@hack/need python3 ip nft iptables
 	GOFLAGS=-tags=fieldsv1string,vm go test -vet=off -count=1 -v -timeout 70m ./test/vm -vm.long
 
