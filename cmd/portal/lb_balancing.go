@@ -39,6 +39,7 @@ type balancingOptions struct {
 	// dir is the folder of the balancing process. ephemeral: it ends with this one.
 	dir       string
 	ephemeral bool
+	patience  time.Duration // that of worker.Options
 	// running is the balancing process of this machine, once it is looked after here.
 	running atomic.Pointer[outside]
 }
@@ -96,7 +97,7 @@ func (o *balancingOptions) folder() string {
 }
 
 func (o *balancingOptions) worker(log *slog.Logger) worker.Options {
-	return worker.Options{Dir: o.folder(), Identity: worker.Identity(version), Args: []string{"lb", "worker", "--dir", o.folder(), "--identity", worker.Identity(version)}, Log: log}
+	return worker.Options{Dir: o.folder(), Identity: worker.Identity(version), Args: []string{"lb", "worker", "--dir", o.folder(), "--identity", worker.Identity(version)}, Patience: o.patience, Log: log}
 }
 
 // start makes what follows the API for the balancing process; stop lets go of that process.
@@ -145,6 +146,11 @@ func (o *outside) Apply(ctx context.Context, c config.Config) error {
 			o.client.Close()
 			o.client, o.applied = nil, nil
 		default:
+			// Other errors don't matter: if it has ended, Gone will say so.
+			if err := o.client.Alive(ctx); worker.Unanswered(ctx, err) {
+				o.letGo(err)
+				return err
+			}
 		}
 	}
 	if o.client == nil {
@@ -160,10 +166,20 @@ func (o *outside) Apply(ctx context.Context, c config.Config) error {
 	}
 	if err := o.client.Apply(ctx, c); err != nil {
 		o.applied = nil
+		if worker.Unanswered(ctx, err) {
+			o.letGo(err)
+		}
 		return err
 	}
 	o.applied = digest
 	return nil
+}
+
+// letGo lets go of a process that did not answer. The next attempt finds it, or replaces it if it still does not.
+func (o *outside) letGo(err error) {
+	o.options.Log.Warn("the balancing process does not answer", "err", err)
+	o.client.Close()
+	o.client, o.applied = nil, nil
 }
 
 // Gone is closed when the process has ended; nil while there is none.

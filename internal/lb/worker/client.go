@@ -19,8 +19,9 @@ import (
 
 // Client is an agent's end of a worker.
 type Client struct {
-	dir  *folder
-	http *http.Client
+	dir      *folder
+	http     *http.Client
+	patience time.Duration // of Options
 
 	attached io.Closer
 	gone     chan struct{}
@@ -28,7 +29,7 @@ type Client struct {
 }
 
 func newClient(dir *folder) *Client {
-	c := &Client{dir: dir, gone: make(chan struct{})}
+	c := &Client{dir: dir, patience: statePatience, gone: make(chan struct{})}
 	c.http = &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
@@ -48,10 +49,12 @@ func (c *Client) attach(ctx context.Context) error {
 		cancel()
 		return err
 	}
-	waiting := context.AfterFunc(ctx, cancel)
+	asking, done := context.WithTimeout(ctx, c.patience)
+	defer done()
+	waiting := context.AfterFunc(asking, cancel)
 	answer, err := c.http.Do(request)
 	if !waiting() {
-		err = errors.Join(err, ctx.Err())
+		err = errors.Join(err, asking.Err())
 	}
 	if err != nil {
 		cancel()
@@ -133,9 +136,14 @@ func (c *Client) Drain(ctx context.Context, timeout time.Duration) error {
 	return c.do(ctx, http.MethodPost, "/drain?timeout="+url.QueryEscape(timeout.String()), nil, nil)
 }
 
-// Stop ends the worker now, and waits until it has.
+// Stop ends the worker now, and waits until it has. One that does not answer before the context's deadline is killed.
 func (c *Client) Stop(ctx context.Context) error {
-	if err := c.do(ctx, http.MethodPost, "/stop", nil, nil); err != nil {
+	err := c.do(ctx, http.MethodPost, "/stop", nil, nil)
+	if unanswered(err) {
+		_, err = c.dir.kill()
+		return err
+	}
+	if err != nil {
 		return err
 	}
 	select {

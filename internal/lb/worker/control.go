@@ -37,6 +37,7 @@ type problem struct {
 //
 //	PUT  /config            the whole configuration; 200 also if parts of it can't be carried out, which the answer names
 //	GET  /state             what the worker does
+//	GET  /alive             that it answers
 //	GET  /metrics           for Prometheus
 //	POST /attach            stays open: the agent is there
 //	POST /detach?after=5m   the agent leaves for good: without another one the worker ends after this time
@@ -49,6 +50,7 @@ func (s *server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT /config", s.putConfig)
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, s.state()) })
+	mux.HandleFunc("GET /alive", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, problem{}) })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(prometheus.Gatherers{s.engine.Registry(), metrics}, promhttp.HandlerOpts{}))
 	mux.HandleFunc("POST /attach", s.attach)
 	mux.HandleFunc("POST /detach", s.detach)

@@ -29,7 +29,9 @@ type Options struct {
 	Program string
 	Args    []string
 	Env     []string // besides this process's
-	Log     *slog.Logger
+	// Patience is how long a worker that runs may take to say what it does, before it is killed; 0: the default.
+	Patience time.Duration
+	Log      *slog.Logger
 }
 
 // readyVariable has the descriptor on which a worker that was started says that it is ready.
@@ -41,18 +43,21 @@ const (
 	logMost = 8 << 20
 	// startPatience is how long a worker may take to be ready; it may have to take over thousands of sockets.
 	startPatience = 60 * time.Second
-	// statePatience is how long a worker that runs may take to say what it does.
-	statePatience = 15 * time.Second
+	// statePatience is how long a worker that runs may take to say what it does. One that works is not killed because its machine is slow.
+	statePatience = 30 * time.Second
 )
 
 // Ensure returns the worker of the folder. It adopts one that runs, replaces one of another binary without a connection being lost,
-// and starts one if there is none.
+// and starts one if there is none, or in the place of one that does not answer: that one is killed, and its connections break.
 func Ensure(ctx context.Context, o Options) (*Client, error) {
 	dir, err := openDir(o.Dir)
 	if err != nil {
 		return nil, err
 	}
 	c := newClient(dir)
+	if o.Patience > 0 {
+		c.patience = o.Patience
+	}
 	if err := c.ensure(ctx, o); err != nil {
 		c.Close()
 		return nil, err
@@ -66,7 +71,7 @@ func (c *Client) ensure(ctx context.Context, o Options) error {
 		return err
 	}
 	defer unlock()
-	asking, cancel := context.WithTimeout(ctx, statePatience)
+	asking, cancel := context.WithTimeout(ctx, c.patience)
 	state, err := c.State(asking)
 	cancel()
 	switch {
@@ -77,8 +82,12 @@ func (c *Client) ensure(ctx context.Context, o Options) error {
 		return c.attach(ctx)
 	case err == nil:
 		o.Log.Info("replacing the balancing process by one of this version", "pid", state.PID, "its", state.Identity, "ours", o.Identity)
-	case errors.Is(err, context.DeadlineExceeded):
-		o.Log.Warn("the balancing process does not answer, replacing it", "after", statePatience)
+	case unanswered(err):
+		pid, err := c.dir.kill()
+		if err != nil {
+			return fmt.Errorf("end the balancing process, which has not answered for %v: %w", c.patience, err)
+		}
+		o.Log.Warn("killed the balancing process, which did not answer: its connections are broken", "pid", pid, "after", c.patience)
 	}
 	// The connection to the one that is replaced must not be used again.
 	c.http.CloseIdleConnections()
