@@ -109,7 +109,7 @@ func TestHung(t *testing.T) {
 	}
 }
 
-// TestHungNotKilled: nobody is killed who listens in the place of a worker, is this process, or answers some requests.
+// TestHungNotKilled: without a worker nothing is killed, nor does a process kill itself, nor one that answers the first question and not the next.
 func TestHungNotKilled(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "lb")
 	d, err := openDir(dir)
