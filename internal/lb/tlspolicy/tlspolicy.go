@@ -4,6 +4,7 @@ package tlspolicy
 import (
 	"crypto/tls"
 	"slices"
+	"strings"
 )
 
 // Default is the policy of a balancer that names none.
@@ -41,60 +42,49 @@ func All() []Policy {
 	return out
 }
 
-// suite is one of TLS up to 1.2.
-type suite struct {
-	name string
-	id   uint16 // 0: crypto/tls does not have it
-}
-
-// The suites in groups that policies have as a whole.
+// The suites in groups that policies have as a whole, by their names in OpenSSL.
 var (
-	forwardGCM = []suite{
-		{"ECDHE-ECDSA-AES128-GCM-SHA256", tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256},
-		{"ECDHE-RSA-AES128-GCM-SHA256", tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256},
-		{"ECDHE-ECDSA-AES256-GCM-SHA384", tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384},
-		{"ECDHE-RSA-AES256-GCM-SHA384", tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384},
-	}
-	forwardCBC = []suite{
-		{"ECDHE-ECDSA-AES128-SHA256", tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256},
-		{"ECDHE-RSA-AES128-SHA256", tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256},
-		{"ECDHE-ECDSA-AES256-SHA384", 0},
-		{"ECDHE-RSA-AES256-SHA384", 0},
-	}
-	forwardSHA1 = []suite{
-		{"ECDHE-ECDSA-AES128-SHA", tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA},
-		{"ECDHE-RSA-AES128-SHA", tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA},
-		{"ECDHE-RSA-AES256-SHA", tls.TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA},
-		{"ECDHE-ECDSA-AES256-SHA", tls.TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA},
-	}
-	plain = []suite{
-		{"AES128-GCM-SHA256", tls.TLS_RSA_WITH_AES_128_GCM_SHA256},
-		{"AES128-SHA256", tls.TLS_RSA_WITH_AES_128_CBC_SHA256},
-		{"AES256-GCM-SHA384", tls.TLS_RSA_WITH_AES_256_GCM_SHA384},
-		{"AES256-SHA256", 0},
-	}
-	plainSHA1 = []suite{
-		{"AES128-SHA", tls.TLS_RSA_WITH_AES_128_CBC_SHA},
-		{"AES256-SHA", tls.TLS_RSA_WITH_AES_256_CBC_SHA},
-	}
-	tripleDES    = []suite{{"DES-CBC3-SHA", tls.TLS_RSA_WITH_3DES_EDE_CBC_SHA}}
-	finiteField  = []suite{{"DHE-RSA-AES128-SHA", 0}, {"DHE-DSS-AES128-SHA", 0}}
-	rc4          = []suite{{"RC4-SHA", tls.TLS_RSA_WITH_RC4_128_SHA}}
-	forwardRC4   = []suite{{"ECDHE-RSA-RC4-SHA", tls.TLS_ECDHE_RSA_WITH_RC4_128_SHA}}
-	camelliaEtc  = []suite{{"CAMELLIA128-SHA", 0}, {"EDH-RSA-DES-CBC3-SHA", 0}}
-	beforeTLS13  = [][]suite{forwardGCM, forwardCBC, forwardSHA1, plain, plainSHA1}
-	onlyForward  = [][]suite{forwardGCM, forwardCBC, forwardSHA1}
-	withoutSHA1  = [][]suite{forwardGCM, forwardCBC, plain}
-	forwardNoSHA = [][]suite{forwardGCM, forwardCBC}
-	authentic    = [][]suite{forwardGCM}
+	forwardGCM   = group("ECDHE-ECDSA-AES128-GCM-SHA256 ECDHE-RSA-AES128-GCM-SHA256 ECDHE-ECDSA-AES256-GCM-SHA384 ECDHE-RSA-AES256-GCM-SHA384")
+	forwardCBC   = group("ECDHE-ECDSA-AES128-SHA256 ECDHE-RSA-AES128-SHA256 ECDHE-ECDSA-AES256-SHA384 ECDHE-RSA-AES256-SHA384")
+	forwardSHA1  = group("ECDHE-ECDSA-AES128-SHA ECDHE-RSA-AES128-SHA ECDHE-RSA-AES256-SHA ECDHE-ECDSA-AES256-SHA")
+	plain        = group("AES128-GCM-SHA256 AES128-SHA256 AES256-GCM-SHA384 AES256-SHA256")
+	plainSHA1    = group("AES128-SHA AES256-SHA")
+	tripleDES    = group("DES-CBC3-SHA")
+	finiteField  = group("DHE-RSA-AES128-SHA DHE-DSS-AES128-SHA")
+	rc4          = group("RC4-SHA")
+	forwardRC4   = group("ECDHE-RSA-RC4-SHA")
+	camelliaEtc  = group("CAMELLIA128-SHA EDH-RSA-DES-CBC3-SHA")
+	beforeTLS13  = [][]string{forwardGCM, forwardCBC, forwardSHA1, plain, plainSHA1}
+	onlyForward  = [][]string{forwardGCM, forwardCBC, forwardSHA1}
+	withoutSHA1  = [][]string{forwardGCM, forwardCBC, plain}
+	forwardNoSHA = [][]string{forwardGCM, forwardCBC}
+	authentic    = [][]string{forwardGCM}
 )
+
+func group(names string) []string { return strings.Fields(names) }
+
+// offered are the suites of crypto/tls up to TLS 1.2, which name their key exchange, by their names in OpenSSL.
+var offered = func() map[string]uint16 {
+	out := map[string]uint16{}
+	for _, s := range slices.Concat(tls.CipherSuites(), tls.InsecureCipherSuites()) {
+		if strings.Contains(s.Name, "_WITH_") {
+			out[openSSL(s.Name)] = s.ID
+		}
+	}
+	return out
+}()
+
+// openSSL is what OpenSSL calls a suite with this name in RFCs: it leaves out what was usual once, the key exchange RSA and the mode CBC.
+func openSSL(name string) string {
+	return strings.NewReplacer("TLS_RSA_WITH_", "", "TLS_", "", "_WITH", "", "3DES_EDE_CBC", "DES-CBC3", "AES_", "AES", "RC4_128", "RC4", "_CBC", "", "_", "-").Replace(name)
+}
 
 // definition is a policy as AWS documents it.
 type definition struct {
 	name     string
 	min, max uint16
 	ssl3     bool
-	groups   [][]suite
+	groups   [][]string
 }
 
 func (d definition) policy() Policy {
@@ -103,19 +93,22 @@ func (d definition) policy() Policy {
 		p.NotOffered = append(p.NotOffered, "SSLv3")
 	}
 	for _, g := range d.groups {
-		for _, s := range g {
-			if s.id == 0 {
-				p.NotOffered = append(p.NotOffered, s.name)
+		for _, name := range g {
+			id, found := offered[name]
+			if !found {
+				p.NotOffered = append(p.NotOffered, name)
 				continue
 			}
-			p.Suites = append(p.Suites, s.name)
-			p.CipherSuites = append(p.CipherSuites, s.id)
+			p.Suites = append(p.Suites, name)
+			p.CipherSuites = append(p.CipherSuites, id)
 		}
 	}
 	return p
 }
 
-func with(groups [][]suite, more ...[]suite) [][]suite { return append(slices.Clip(groups), more...) }
+func with(groups [][]string, more ...[]string) [][]string {
+	return append(slices.Clip(groups), more...)
+}
 
 const (
 	v10, v11, v12, v13 = tls.VersionTLS10, tls.VersionTLS11, tls.VersionTLS12, tls.VersionTLS13
@@ -131,7 +124,7 @@ var definitions = []definition{
 	{name: "ELBSecurityPolicy-2015-02", min: v10, max: v12, groups: with(beforeTLS13, finiteField)},
 	{name: "ELBSecurityPolicy-2014-10", min: v10, max: v12, groups: with(beforeTLS13, finiteField, forwardRC4, rc4)},
 	{name: "ELBSecurityPolicy-2014-01", min: v10, max: v12, ssl3: true, groups: with(beforeTLS13, finiteField, forwardRC4, rc4)},
-	{name: "ELBSecurityPolicy-2011-08", min: v10, max: v10, ssl3: true, groups: [][]suite{plainSHA1, finiteField, camelliaEtc, tripleDES, rc4}},
+	{name: "ELBSecurityPolicy-2011-08", min: v10, max: v10, ssl3: true, groups: [][]string{plainSHA1, finiteField, camelliaEtc, tripleDES, rc4}},
 
 	{name: "ELBSecurityPolicy-TLS13-1-3-2021-06", min: v13, max: v13},
 	{name: "ELBSecurityPolicy-TLS13-1-2-Res-2021-06", min: v12, max: v13, groups: authentic},

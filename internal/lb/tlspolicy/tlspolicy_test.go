@@ -46,6 +46,26 @@ func TestSuites(t *testing.T) {
 	}
 }
 
+// TestNames: the suites of crypto/tls have the names that OpenSSL has for them.
+func TestNames(t *testing.T) {
+	for name, want := range map[string]uint16{
+		"ECDHE-ECDSA-AES128-GCM-SHA256": tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+		"ECDHE-RSA-AES256-GCM-SHA384":   tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+		"ECDHE-RSA-AES128-SHA256":       tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256,
+		"ECDHE-ECDSA-AES256-SHA":        tls.TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA,
+		"AES128-GCM-SHA256":             tls.TLS_RSA_WITH_AES_128_GCM_SHA256,
+		"AES128-SHA256":                 tls.TLS_RSA_WITH_AES_128_CBC_SHA256,
+		"AES256-SHA":                    tls.TLS_RSA_WITH_AES_256_CBC_SHA,
+		"DES-CBC3-SHA":                  tls.TLS_RSA_WITH_3DES_EDE_CBC_SHA,
+		"RC4-SHA":                       tls.TLS_RSA_WITH_RC4_128_SHA,
+		"ECDHE-RSA-RC4-SHA":             tls.TLS_ECDHE_RSA_WITH_RC4_128_SHA,
+	} {
+		if got := offered[name]; got != want {
+			t.Errorf("%s is %s, want %s", name, tls.CipherSuiteName(got), tls.CipherSuiteName(want))
+		}
+	}
+}
+
 func TestPolicies(t *testing.T) {
 	for _, c := range []struct {
 		name       string
