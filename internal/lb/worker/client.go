@@ -24,6 +24,7 @@ type Client struct {
 	patience time.Duration // of Options
 
 	attached io.Closer
+	agent    string // what the worker calls this end
 	gone     chan struct{}
 	once     sync.Once
 }
@@ -68,7 +69,7 @@ func (c *Client) attach(ctx context.Context) error {
 		_ = answer.Body.Close()
 		return fmt.Errorf("attach to the balancing process: answer %s", answer.Status)
 	}
-	c.attached = answer.Body
+	c.attached, c.agent = answer.Body, answer.Header.Get(agentHeader)
 	go func() {
 		_, _ = io.Copy(io.Discard, answer.Body)
 		cancel()
@@ -128,7 +129,8 @@ func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
 
 // Detach says that the agent leaves for good: if no other one comes within the time, the worker drains and ends. Close follows.
 func (c *Client) Detach(ctx context.Context, after time.Duration) error {
-	return c.do(ctx, http.MethodPost, "/detach?after="+url.QueryEscape(after.String()), nil, nil)
+	query := url.Values{"after": {after.String()}, "agent": {c.agent}}
+	return c.do(ctx, http.MethodPost, "/detach?"+query.Encode(), nil, nil)
 }
 
 // Drain ends the worker once its connections have ended, at the latest after the time. It does not wait for that.

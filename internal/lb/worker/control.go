@@ -1,12 +1,14 @@
 package worker
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -27,6 +29,9 @@ type State struct {
 	engine.State
 }
 
+// agentHeader has the number of an agent that attaches.
+const agentHeader = "Agent"
+
 // problem is how requests that fail are answered. Parts are those of an engine.ApplyError.
 type problem struct {
 	Error string            `json:"error,omitempty"`
@@ -39,8 +44,9 @@ type problem struct {
 //	GET  /state             what the worker does
 //	GET  /alive             that it answers
 //	GET  /metrics           for Prometheus
-//	POST /attach            stays open: the agent is there
-//	POST /detach?after=5m   the agent leaves for good: without another one the worker ends after this time
+//	POST /attach            stays open: the agent is there; the header Agent of the answer has its number
+//	POST /detach?after=5m&agent=N
+//	                        the agent leaves for good: without another one the worker ends after this time
 //	POST /drain?timeout=30s end: accept nothing more, wait for connections
 //	POST /stop              end now
 func (s *server) handler() http.Handler {
@@ -71,7 +77,7 @@ func answer(w http.ResponseWriter, status int, body any) {
 func (s *server) state() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return State{s.options.Identity, os.Getpid(), s.began, s.attached, s.handing, s.engine.State()}
+	return State{s.options.Identity, os.Getpid(), s.began, len(s.agents), s.handing, s.engine.State()}
 }
 
 func (s *server) putConfig(w http.ResponseWriter, r *http.Request) {
@@ -110,12 +116,12 @@ func (s *server) putConfig(w http.ResponseWriter, r *http.Request) {
 // waits for it without end.
 func (s *server) attach(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	s.attached++
-	if s.leave != nil {
-		s.leave.Stop()
-		s.leave = nil
-	}
+	s.lastAgent++
+	id := s.lastAgent
+	s.agents[id] = struct{}{}
+	s.stopLeaving()
 	s.mu.Unlock()
+	w.Header().Set(agentHeader, strconv.FormatUint(id, 10))
 	w.WriteHeader(http.StatusOK)
 	_ = http.NewResponseController(w).Flush()
 	select {
@@ -123,32 +129,54 @@ func (s *server) attach(w http.ResponseWriter, r *http.Request) {
 	case <-s.ending:
 	}
 	s.mu.Lock()
-	s.attached--
+	delete(s.agents, id)
 	s.mu.Unlock()
 }
 
+// detach takes an agent out that leaves for good. If it was the last one, the worker ends after some time, unless another one comes.
 func (s *server) detach(w http.ResponseWriter, r *http.Request) {
 	after, err := duration(r, "after")
+	id, err2 := strconv.ParseUint(cmp.Or(r.URL.Query().Get("agent"), "0"), 10, 64)
+	if err2 != nil {
+		err = fmt.Errorf("agent=%q: the number that /attach answered is needed", r.URL.Query().Get("agent"))
+	}
 	if err != nil {
 		answer(w, http.StatusBadRequest, problem{Error: err.Error()})
 		return
 	}
 	s.mu.Lock()
-	if s.leave != nil {
-		s.leave.Stop()
+	delete(s.agents, id) // its connection may last a little longer
+	if len(s.agents) == 0 {
+		s.stopLeaving()
+		s.leave = time.AfterFunc(after, s.left)
 	}
-	var timer *time.Timer
-	timer = time.AfterFunc(after, func() {
-		s.mu.Lock()
-		due := s.leave == timer
-		s.mu.Unlock()
-		if due {
-			s.finish("its agent has left", s.options.Drain)
-		}
-	})
-	s.leave = timer
 	s.mu.Unlock()
 	answer(w, http.StatusOK, problem{})
+}
+
+// stopLeaving has the worker stay. The lock is held.
+func (s *server) stopLeaving() {
+	if s.leave != nil {
+		s.leave.Stop()
+		s.leave = nil
+	}
+}
+
+// handingPause is how long to wait with the end of a worker that another one is just taking over from.
+const handingPause = time.Second
+
+// left is called when the time of the last agent's absence is over.
+func (s *server) left() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.leave == nil || len(s.agents) > 0: // an agent came while this call was on its way
+	case s.handing:
+		// Connections have the longer time of a handover. If that fails, nobody else ends this worker.
+		s.leave = time.AfterFunc(handingPause, s.left)
+	default:
+		s.finish("its agent has left", s.options.Drain)
+	}
 }
 
 func (s *server) drain(w http.ResponseWriter, r *http.Request) {

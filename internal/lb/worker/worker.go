@@ -71,11 +71,12 @@ type server struct {
 	end    chan ending
 	ending chan struct{}
 
-	mu       sync.Mutex
-	config   json.RawMessage // the last one that was applied
-	handing  bool            // another worker takes over
-	attached int             // agents
-	leave    *time.Timer     // runs after the last agent has left for good
+	mu        sync.Mutex
+	config    json.RawMessage     // the last one that was applied
+	handing   bool                // another worker takes over
+	agents    map[uint64]struct{} // those that are attached and have not left
+	lastAgent uint64
+	leave     *time.Timer // runs after the last agent has left for good
 
 	behind *predecessor // whom this one took over from; nil: nobody, or it has ended
 }
@@ -88,6 +89,10 @@ type ending struct {
 	followed bool
 }
 
+func newServer(o ServeOptions) *server {
+	return &server{options: o, log: o.Log, began: time.Now(), end: make(chan ending, 1), ending: make(chan struct{}), agents: map[uint64]struct{}{}}
+}
+
 // Serve runs a worker until ctx ends or it is asked to stop. If another worker has the folder, this one takes over from it.
 func Serve(ctx context.Context, o ServeOptions) error {
 	if o.Drain <= 0 {
@@ -97,7 +102,12 @@ func Serve(ctx context.Context, o ServeOptions) error {
 		o.HandoverDrain = DefaultHandoverDrain
 	}
 	raiseFileLimit()
-	s := &server{options: o, log: o.Log, began: time.Now(), end: make(chan ending, 1), ending: make(chan struct{})}
+	s := newServer(o)
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.stopLeaving()
+	}()
 	dir, err := openDir(o.Dir)
 	if err != nil {
 		return err
