@@ -101,7 +101,8 @@ func (c *Certificate) GoString() string { return "certificate" }
 
 // Limits bound what clients can take. 0 is the default of each.
 type Limits struct {
-	// Connections are how many a listener has at a time, ClientConnections how many of these one client address.
+	// Connections are how many a listener has at a time, ClientConnections how many of these one client: an IPv4
+	// address, or the network of 64 bits of an IPv6 address.
 	Connections       int `json:"connections,omitempty"`
 	ClientConnections int `json:"clientConnections,omitempty"`
 	// HeaderBytes bounds a request's first line and header fields, BodyBytes its body (-1: no bound).

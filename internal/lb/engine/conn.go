@@ -52,7 +52,7 @@ type conn struct {
 	listener *listener
 	raw      *net.TCPConn // nil if the descriptor is a link's
 	client   netip.AddrPort
-	counted  netip.Addr // whose connection it counts as: the peer, whatever a PROXY header says
+	counted  netip.Addr // whose connection it counts as: the peer's, whatever a PROXY header says
 	last     atomic.Int64
 
 	// Those of passed connections.

@@ -31,7 +31,7 @@ type listener struct {
 	counters listenerCounters
 
 	mu      sync.Mutex
-	clients map[netip.Addr]int // connections
+	clients map[netip.Addr]int // connections, by what clientOf says
 	// plain is the socket again, for connections that package net need not know of.
 	plain  *os.File
 	closed bool
@@ -302,10 +302,11 @@ func (l *listener) admit(c *conn, limits config.Limits) bool {
 		l.counters.overLimit.Add(1)
 		return false
 	}
+	client := clientOf(c.client.Addr())
 	l.mu.Lock()
-	n := l.clients[c.client.Addr()]
+	n := l.clients[client]
 	if n < mostOfClient {
-		l.clients[c.client.Addr()] = n + 1
+		l.clients[client] = n + 1
 	}
 	l.mu.Unlock()
 	if n >= mostOfClient {
@@ -313,8 +314,24 @@ func (l *listener) admit(c *conn, limits config.Limits) bool {
 		l.counters.overClientLimit.Add(1)
 		return false
 	}
-	c.counted = c.client.Addr()
+	c.counted = client
 	return true
+}
+
+// clientBits is how much of an IPv6 address tells clients apart: whoever has one address of a network of 64 bits can have all others. Of link-local
+// addresses, which all have the same 64 bits, the whole counts.
+const clientBits = 64
+
+// clientOf is whom a connection from an address counts for.
+func clientOf(from netip.Addr) netip.Addr {
+	if from.Is4() || from.IsLinkLocalUnicast() {
+		return from
+	}
+	network, err := from.Prefix(clientBits)
+	if err != nil {
+		return from
+	}
+	return network.Addr()
 }
 
 // ended makes room again.
