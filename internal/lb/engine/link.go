@@ -310,6 +310,7 @@ func (k *link) discard(s *end, hard bool) {
 	if s.pipe != nil {
 		s.pipe.close() // bytes of a connection that is gone may be in it
 		s.pipe = nil
+		s.hold(-s.held)
 	}
 }
 

@@ -89,3 +89,36 @@ func TestSlowReceiver(t *testing.T) {
 		t.Errorf("the endpoint sent %d", n)
 	}
 }
+
+// TestPipesAreBounded: what receivers don't take is held in pipes up to a bound for all connections together; beyond it bytes are copied, and arrive all the same.
+func TestPipesAreBounded(t *testing.T) {
+	const size = 8 << 20
+	s := serve(t, func(c net.Conn) { _, _ = c.Write(bytes.Repeat([]byte("0123456789abcdef"), size/16)) })
+	at := unused(t)
+	e := newEngine(t, Options{})
+	apply(t, e, tcpConfig(at, s.address))
+	receive := func() {
+		t.Helper()
+		got, err := io.ReadAll(dialTo(t, at))
+		if err != nil || len(got) != size || !bytes.HasSuffix(got, []byte("0123456789abcdef")) {
+			t.Fatalf("%d bytes of %d, %v", len(got), size, err)
+		}
+	}
+	// Others hold all that may be held.
+	inPipes.Add(mostHeld)
+	receive()
+	inPipes.Add(-mostHeld)
+	if n := e.copied.spliced.Load(); n > 0 {
+		t.Errorf("%d bytes went into pipes", n)
+	}
+	receive()
+	if e.copied.spliced.Load() == 0 {
+		t.Error("nothing goes into pipes when there is room again")
+	}
+	// Whoever breaks off in the middle leaves nothing behind.
+	c := dialTo(t, at)
+	_ = c.SetReadBuffer(64 << 10)
+	eventually(t, "something is held", func() bool { return inPipes.Load() > 0 })
+	_ = c.Close()
+	eventually(t, "nothing is held", func() bool { return inPipes.Load() == 0 })
+}

@@ -70,7 +70,10 @@ func (k *link) block(to *end) error {
 // fill moves bytes into a pipe, without copying them.
 func (k *link) fill(from *end) error {
 	if from.pipe == nil {
-		if from.pipe = takePipe(); from.pipe == nil {
+		if inPipes.Load() < mostHeld {
+			from.pipe = takePipe()
+		}
+		if from.pipe == nil {
 			from.bulk = false // none is to be had: bytes are copied
 			return nil
 		}
@@ -84,7 +87,7 @@ func (k *link) fill(from *end) error {
 	case err == nil && n == 0:
 		from.ended = true
 	case err == nil:
-		from.held = int(n)
+		from.hold(int(n))
 		from.bulk = n >= leastSplice
 		k.conn.listener.engine.copied.spliced.Add(uint64(n))
 		k.conn.last.Store(time.Now().UnixNano())
@@ -94,6 +97,12 @@ func (k *link) fill(from *end) error {
 		from.pipe = nil
 	}
 	return err
+}
+
+// hold counts what is in the pipe.
+func (s *end) hold(n int) {
+	s.held += n
+	inPipes.Add(int64(n))
 }
 
 // drain passes on what was read before.
@@ -120,7 +129,7 @@ func (k *link) drain(from, to *end, inbound bool) error {
 		return unix.EPIPE
 	}
 	k.relay.passed(int(n), inbound)
-	if from.held -= int(n); from.held == 0 {
+	if from.hold(-int(n)); from.held == 0 {
 		givePipe(from.pipe)
 		from.pipe = nil
 	}

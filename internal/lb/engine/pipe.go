@@ -2,6 +2,7 @@ package engine
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,7 +15,13 @@ const (
 	pipeSize = 1 << 20
 	// mostPipes are kept for the next one.
 	mostPipes = 64
+	// mostHeld bounds what is in all pipes together: it is memory of the kernel that no limit of sockets holds for, and many receivers that take nothing
+	// could fill the machine's with it. Beyond it bytes are copied, a buffer at a time.
+	mostHeld = 256 << 20
 )
+
+// inPipes is how many bytes are in pipes.
+var inPipes atomic.Int64
 
 var pipes struct {
 	sync.Mutex
