@@ -71,7 +71,10 @@ type conn struct {
 // serve does everything up to the point where bytes pass both ways. Then it returns, so that the stack which that needed is free.
 func (c *conn) serve(state *listenerState) {
 	cfg := state.cfg
-	info := &ConnInfo{Client: c.client, Local: localOf(c.raw), Listener: func() *config.Listener { return c.listener.state.Load().cfg }}
+	info := &ConnInfo{
+		Client: c.client, Local: localOf(c.raw),
+		Listener: func() *config.Listener { return c.listener.state.Load().cfg }, Site: func() any { return c.listener.state.Load().site },
+	}
 	timeout := cfg.Limits.HeaderTimeout
 	if timeout <= 0 {
 		timeout = config.DefaultHeaderTimeout

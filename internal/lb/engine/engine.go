@@ -36,8 +36,11 @@ type Options struct {
 	Web func(ctx context.Context, c net.Conn, info *ConnInfo)
 	// Record is called with each connection of a TCP or SSL listener that has ended. nil: nobody is interested.
 	Record func(*Record)
-	// Applied is called with every configuration before it takes effect, for those who follow it beside the engine. nil: nobody.
-	Applied func(config.Config)
+	// Site makes of a listener's configuration what Web needs to serve it. It takes effect together with the configuration, and not at all if that
+	// can't be carried out. nil: Web needs nothing.
+	Site func(*config.Listener) any
+	// Applied is called after a configuration has taken effect, with all listeners that accept. nil: nobody is interested.
+	Applied func([]*config.Listener)
 	// Inherited are listening sockets that another process gave away, by address. Those that the first configuration has no use for
 	// are closed.
 	Inherited map[netip.AddrPort]*os.File
@@ -46,8 +49,9 @@ type Options struct {
 
 // ConnInfo is what Web gets with a connection.
 type ConnInfo struct {
-	// Listener is its configuration as it is at present.
+	// Listener is its configuration as it is at present, and Site what Options.Site made of that.
 	Listener func() *config.Listener
+	Site     func() any
 	// Client and Local are the connection's ends, or what a trusted PROXY header says.
 	Client, Local netip.AddrPort
 	// Proxied says that they are from a PROXY header.
@@ -147,19 +151,29 @@ func (e *Engine) Apply(c config.Config) error {
 	if e.closed {
 		return ErrClosed
 	}
-	if e.options.Applied != nil {
-		e.options.Applied(c)
-	}
 	if !e.sweeping {
 		e.sweeping = true
 		e.tasks.Go(e.sweep)
 	}
 	e.errors = map[string]error{}
-	pools := e.applyPools(c)
-	e.pools.Store(&pools)
+	// Pools that are new are there before the first route leads to them, and the old ones until the last one has gone.
+	old := *e.pools.Load()
+	pools := e.applyPools(c, old)
+	both := maps.Clone(old)
+	maps.Copy(both, pools)
+	e.pools.Store(&both)
 	e.certs.load(c.Certificates)
 	e.applyListeners(c, pools)
+	e.pools.Store(&pools)
+	dropPools(old, pools, c.Zone)
 	e.zone = c.Zone
+	if e.options.Applied != nil {
+		var all []*config.Listener
+		for _, l := range e.listeners {
+			all = append(all, l.state.Load().cfg)
+		}
+		e.options.Applied(all)
+	}
 	if len(e.errors) > 0 {
 		return &ApplyError{Parts: maps.Clone(e.errors)}
 	}
@@ -167,8 +181,7 @@ func (e *Engine) Apply(c config.Config) error {
 }
 
 // applyPools returns the pools of a configuration: those that were there before with their state.
-func (e *Engine) applyPools(c config.Config) map[string]*pool {
-	old := *e.pools.Load()
+func (e *Engine) applyPools(c config.Config, old map[string]*pool) map[string]*pool {
 	pools := make(map[string]*pool, len(c.Pools))
 	checked := map[string]*balance.Pool{}
 	for name, cfg := range c.Pools {
@@ -193,15 +206,19 @@ func (e *Engine) applyPools(c config.Config) map[string]*pool {
 		pools[name] = p
 		checked[name] = p.Pool
 	}
+	e.checks.Update(checked)
+	return pools
+}
+
+// dropPools has connections to the endpoints of pools that are gone end in their time.
+func dropPools(old, pools map[string]*pool, zone string) {
 	for name, p := range old {
 		if pools[name] == nil {
 			empty := *p.Config()
 			empty.Endpoints = nil
-			p.Update(&empty, c.Zone)
+			p.Update(&empty, zone)
 		}
 	}
-	e.checks.Update(checked)
-	return pools
 }
 
 // applyListeners starts, changes and stops listeners.

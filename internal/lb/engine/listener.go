@@ -40,6 +40,7 @@ type listener struct {
 // listenerState is a listener's configuration: never changed, only replaced.
 type listenerState struct {
 	cfg   *config.Listener
+	site  any // what Options.Site made of it
 	tls   *tls.Config
 	certs []*certificate // what tls was made of
 	idle  time.Duration
@@ -63,6 +64,9 @@ func (e *Engine) newState(was *listenerState, cfg *config.Listener) (*listenerSt
 	s := &listenerState{cfg: cfg, idle: cfg.IdleTimeout}
 	if s.idle <= 0 {
 		s.idle = config.DefaultIdleTimeout
+	}
+	if e.options.Site != nil && cfg.Protocol.Parsed() {
+		s.site = e.options.Site(cfg)
 	}
 	if !cfg.Protocol.Encrypted() {
 		return s, nil

@@ -45,7 +45,7 @@ func (p *Parts) Collectors() []prometheus.Collector { return []prometheus.Collec
 
 // Into puts the parts into an engine's options.
 func (p *Parts) Into(o *engine.Options) {
-	o.Web, o.Applied, o.Record = p.web.Web, p.web.Applied, p.record
+	o.Web, o.Site, o.Applied, o.Record = p.web.Web, p.web.Site, p.web.Applied, p.record
 }
 
 // record logs a connection that was passed on as bytes.

@@ -12,19 +12,21 @@ import (
 	"portal/internal/lb/route"
 )
 
-// Applied takes up a configuration: it is the engine's Options.Applied.
-func (s *Server) Applied(c config.Config) {
-	was := *s.sites.Load()
-	sites := make(map[string]*Site, len(c.Listeners))
-	for i := range c.Listeners {
-		l := &c.Listeners[i]
+// Site compiles a listener's configuration: it is the engine's Options.Site.
+func (s *Server) Site(l *config.Listener) any { return s.newSite(l) }
+
+// Applied notes which listeners there are, for metrics: it is the engine's Options.Applied.
+func (s *Server) Applied(all []*config.Listener) {
+	was := *s.listeners.Load()
+	now := make(map[string]*config.Listener, len(all))
+	for _, l := range all {
 		if l.Protocol.Parsed() {
-			sites[l.Name] = s.newSite(l)
+			now[l.Name] = l
 		}
 	}
-	s.sites.Store(&sites)
+	s.listeners.Store(&now)
 	for name := range was {
-		if sites[name] == nil {
+		if now[name] == nil {
 			s.Forget(name)
 		}
 	}
@@ -70,14 +72,14 @@ func Record(r *engine.Record) *accesslog.Record {
 // Web serves a connection: it is the engine's Options.Web.
 func (s *Server) Web(ctx context.Context, c net.Conn, info *engine.ConnInfo) {
 	l := info.Listener()
+	// A listener that is passed on as bytes now has none: there is nothing to be had over connections from before.
+	none := &Site{Listener: l, Routes: &route.Table{}}
 	s.Serve(ctx, c, Info{
 		Site: func() *Site {
-			l := info.Listener()
-			if site := (*s.sites.Load())[l.Name]; site != nil {
+			if site, is := info.Site().(*Site); is {
 				return site
 			}
-			// The listener is gone, and its last requests are under way.
-			return &Site{Listener: l, Routes: &route.Table{}}
+			return none
 		},
 		Pool: info.Pool, Client: info.Client, Local: info.Local, TLS: info.TLS,
 		// A PROXY header says whose fields these are; they are believed if that is a proxy, too.

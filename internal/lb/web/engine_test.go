@@ -25,7 +25,7 @@ func TestEngine(t *testing.T) {
 	var refusedRoutes []string
 	records := make(chan *accesslog.Record, 10)
 	s := New(Options{Refused: func(_ *config.Listener, err error) { refusedRoutes = append(refusedRoutes, err.Error()) }})
-	e := engine.New(engine.Options{Web: s.Web, Applied: s.Applied, Record: func(r *engine.Record) { records <- Record(r) }})
+	e := engine.New(engine.Options{Web: s.Web, Site: s.Site, Applied: s.Applied, Record: func(r *engine.Record) { records <- Record(r) }})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
@@ -138,11 +138,65 @@ func TestEngine(t *testing.T) {
 	<-drained
 }
 
+// TestRoutesGoWithTheListener: routes hold as long as the listener that they were applied with. A configuration that can't be carried out changes none, and a
+// connection that outlives its listener is not answered that nothing was ever here.
+func TestRoutesGoWithTheListener(t *testing.T) {
+	s := New(Options{})
+	e := engine.New(engine.Options{Web: s.Web, Site: s.Site, Applied: s.Applied})
+	defer e.Close()
+	at := refused(t)
+	listener := func(message string, change func(*config.Listener)) config.Config {
+		l := config.Listener{Name: "http", Address: at, Protocol: config.HTTP, Routes: []config.Route{{Status: 418, Message: message}}}
+		if change != nil {
+			change(&l)
+		}
+		return config.Config{Listeners: []config.Listener{l}}
+	}
+	if err := e.Apply(listener("first", nil)); err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patience))
+	r := bufio.NewReader(c)
+	ask := func(when, want string) {
+		t.Helper()
+		io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+		res, err := http.ReadResponse(r, nil)
+		if err != nil {
+			t.Fatal(when, ": ", err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		if got := res.Status + " " + string(body); !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", when, got, want)
+		}
+	}
+	ask("at first", "first")
+	err = e.Apply(listener("second", func(l *config.Listener) {
+		l.Protocol, l.TLS = config.HTTPS, &config.TLS{Certificates: []string{"missing"}}
+	}))
+	if err == nil {
+		t.Fatal("a listener without its certificate was applied")
+	}
+	ask("after what can't be carried out", "first")
+	if err := e.Apply(listener("third", nil)); err != nil {
+		t.Fatal(err)
+	}
+	ask("after what can", "third")
+	if err := e.Apply(config.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	ask("after the listener is gone", "third")
+}
+
 // A PROXY header says who the client is; it does not make the client's own fields more credible. Only a client that is itself one of the
 // trusted proxies is believed.
 func TestProxyHeaderIsNoTrust(t *testing.T) {
 	s := New(Options{})
-	e := engine.New(engine.Options{Web: s.Web, Applied: s.Applied})
+	e := engine.New(engine.Options{Web: s.Web, Site: s.Site, Applied: s.Applied})
 	defer e.Close()
 	at := refused(t)
 	if err := e.Apply(config.Config{

@@ -22,8 +22,7 @@ func (s *Server) Describe(chan<- *prometheus.Desc) {}
 
 // Collect sends the counters of every listener of the configuration.
 func (s *Server) Collect(out chan<- prometheus.Metric) {
-	for name, site := range *s.sites.Load() {
-		l := site.Listener
+	for name, l := range *s.listeners.Load() {
 		labels := []string{l.Owner.Namespace, l.Owner.Name, strconv.Itoa(int(l.Address.Port())), name}
 		send := func(desc *prometheus.Desc, kind prometheus.ValueType, value float64, more ...string) {
 			out <- prometheus.MustNewConstMetric(desc, kind, value, append(labels[:4:4], more...)...)

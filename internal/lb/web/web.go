@@ -59,7 +59,8 @@ type Server struct {
 	workers workers
 	conns   sync.Map // *balance.Endpoint → *endpointConns
 	stats   sync.Map // listener's name → *Stats
-	sites   atomic.Pointer[map[string]*Site]
+	// listeners are by name.
+	listeners atomic.Pointer[map[string]*config.Listener]
 }
 
 // New makes a server. Time-outs hold while Run runs.
@@ -69,7 +70,7 @@ func New(options Options) *Server {
 	}
 	s := &Server{options: options, began: time.Now()}
 	s.watched.all = map[*watch]struct{}{}
-	s.sites.Store(&map[string]*Site{})
+	s.listeners.Store(&map[string]*config.Listener{})
 	return s
 }
 
