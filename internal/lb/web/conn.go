@@ -152,22 +152,28 @@ func (c *conn) onReadable(fd uintptr) bool {
 	if c.src.Buf == nil {
 		c.takeBuffers()
 	}
+	n, err := readNow(fd, c.src.Buf)
+	if err == unix.EAGAIN {
+		c.giveBuffers()
+		return false
+	}
+	c.src.R, c.src.W, c.readErr = 0, n, err
+	return true
+}
+
+// readNow reads what is there; EAGAIN: nothing.
+func readNow(fd uintptr, buf []byte) (int, error) {
 	for {
-		n, err := unix.Read(int(fd), c.src.Buf)
+		n, err := unix.Read(int(fd), buf)
 		switch {
 		case err == unix.EINTR:
 			continue
-		case err == unix.EAGAIN:
-			c.giveBuffers()
-			return false
 		case err != nil:
-			c.readErr = err
+			return 0, err
 		case n == 0:
-			c.readErr = io.EOF
-		default:
-			c.src.R, c.src.W = 0, n
+			return 0, io.EOF
 		}
-		return true
+		return n, nil
 	}
 }
 

@@ -146,7 +146,7 @@ func (c *http2Client) read() error {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	for first := true; ; first = false {
-		if c.in.Buffered() == 0 {
+		if !c.hasFrame() {
 			c.startWaiting()
 		}
 		frame, err := c.framer.ReadFrame()
@@ -172,6 +172,15 @@ func (c *http2Client) read() error {
 			return err
 		}
 	}
+}
+
+// hasFrame says whether a whole frame has come already. If not, nobody knows when it will, and no request may wait for it.
+func (c *http2Client) hasFrame() bool {
+	if c.in.Buffered() < frameHeader {
+		return false
+	}
+	head, _ := c.in.Peek(frameHeader)
+	return c.in.Buffered() >= frameHeader+int(head[0])<<16+int(head[1])<<8+int(head[2])
 }
 
 func (c *http2Client) isFinished() bool {

@@ -110,6 +110,9 @@ func (c *http2Client) decode(f *http2.HeadersFrame) error {
 		if ended {
 			break
 		}
+		if !c.hasFrame() {
+			c.startWaiting()
+		}
 		// Others than CONTINUATION are an error of the framer here.
 		frame, err := c.framer.ReadFrame()
 		if err != nil {

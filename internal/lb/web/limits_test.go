@@ -2,6 +2,7 @@ package web
 
 import (
 	"bufio"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -240,13 +241,6 @@ func TestHeaderLimit(t *testing.T) {
 func TestIdleConnectionsAreSmall(t *testing.T) {
 	const n = 2000
 	s := start(t, pool(named(t, "a")))
-	used := func() uint64 {
-		runtime.GC()
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapInuse + m.StackInuse
-	}
 	before := used()
 	for range n {
 		c := s.dial()
@@ -258,5 +252,49 @@ func TestIdleConnectionsAreSmall(t *testing.T) {
 	t.Logf("%d bytes for each of %d idle connections, with the client's part", each, n)
 	if each > slack*12<<10 {
 		t.Errorf("%d bytes for each", each)
+	}
+}
+
+// used is the memory of this process in bytes.
+func used() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse + m.StackInuse
+}
+
+// Tunnels are idle most of the time, too: WebSockets of thousands of browsers.
+func TestIdleTunnelsAreSmall(t *testing.T) {
+	const n = 500
+	at := raw(t, func(_ int, c net.Conn, r *bufio.Reader) {
+		readHead(r)
+		io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{c}, make([]byte, 512))
+	})
+	for name, change := range map[string]func(*site, *config.Listener){"plain": func(*site, *config.Listener) {}, "TLS": withTLS} {
+		s := start(t, pool(at), change)
+		before := used()
+		for range n {
+			c := s.dial()
+			if s.tls != nil {
+				c = tls.Client(c, &tls.Config{InsecureSkipVerify: true})
+			}
+			r := bufio.NewReaderSize(c, 512)
+			io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+			if _, err := readHead(r); err != nil {
+				t.Fatal(err)
+			}
+			word := make([]byte, 5)
+			io.WriteString(c, "hello")
+			if _, err := io.ReadFull(r, word); err != nil || string(word) != "hello" {
+				t.Fatalf("%q %v", word, err)
+			}
+		}
+		each := (used() - before) / n
+		t.Logf("%s: %d bytes for each of %d idle tunnels, with the client's and the endpoint's part", name, each, n)
+		if most := uint64(slack * 40 << 10); each > most {
+			t.Errorf("%s: %d bytes for each, want at most %d", name, each, most)
+		}
 	}
 }

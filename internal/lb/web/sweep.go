@@ -254,6 +254,11 @@ func (w *watch) check(now int64) {
 		case w.endpointLeft():
 			w.fire(seen, reasonStalled)
 		}
+	case phaseFired:
+		// Who waits for an endpoint may really be writing to the client, who takes nothing: interim answers come before the response.
+		if most := orDefault(listener.Limits.RequestTimeout, config.DefaultRequestTimeout).Milliseconds(); w.client != nil && since > max(most, idle, header)+idle {
+			w.client.SetDeadline(past)
+		}
 	}
 }
 
