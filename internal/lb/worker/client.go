@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"sync"
 	"time"
 
@@ -150,11 +151,20 @@ func (c *Client) Stop(ctx context.Context) error {
 	}
 	select {
 	case <-c.gone:
-		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	// It removes its sockets last; those that another worker has made since stay.
+	for end := time.Now().Add(removalPatience); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(c.dir.name(controlSocket)); errors.Is(err, os.ErrNotExist) {
+			break
+		}
+	}
+	return ctx.Err()
 }
+
+// removalPatience is how long a worker that ends may take to remove its sockets.
+const removalPatience = 2 * time.Second
 
 // answerPatience is how long the worker may take to answer: a configuration may be of thousands of listeners.
 const answerPatience = time.Minute
