@@ -50,8 +50,7 @@ const DefaultEntry = Namespace + "/portal-ingress"
 const (
 	balancingDelay = 20 * time.Millisecond // changes that come together are one pass
 	checkInterval  = 5 * time.Second       // how often it is looked whether all is still as it should be
-	balancingRetry = time.Second
-	syncPatience   = 30 * time.Second // in a foreign cluster roles may be those of an older version
+	syncPatience   = 30 * time.Second      // in a foreign cluster roles may be those of an older version
 	// settlePatience is how long the first pass waits for Secrets and names.
 	settlePatience = 10 * time.Second
 )
@@ -68,6 +67,7 @@ type balancing struct {
 	held    map[compile.SecretRef]func()
 	names   *names
 	applied []byte // the digest of what the process carries out
+	retries retryPace
 	events  problemEvents
 	leads   atomic.Pointer[context.Context] // ends with the time that this process leads
 	began   time.Time                       // when the API was known
@@ -134,44 +134,18 @@ func (p *balancing) run(ctx, informing context.Context, watching *sync.WaitGroup
 	late.Stop()
 	p.changed()
 	p.began = time.Now()
-	check := time.NewTicker(checkInterval)
-	defer check.Stop()
-	var again <-chan time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.dirty:
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(balancingDelay):
-			}
-		case <-again:
-		case <-check.C:
-		case <-p.Balancing.Engine.Gone():
-		}
-		again = nil
-		switch err := p.pass(ctx); {
-		case err == nil || ctx.Err() != nil:
-		case errors.Is(err, errUnsettled):
-			again = time.After(balancingDelay)
-		default:
-			p.failed(err)
-			again = time.After(balancingRetry)
-		}
-	}
+	p.keep(ctx, p.pass)
 }
 
 // failed counts a pass that failed, and logs the first of a row.
-func (p *balancing) failed(err error) {
+func (p *balancing) failed(err error, wait time.Duration) {
 	p.mu.Lock()
 	first := !p.stats.failing
 	p.stats.failures++
 	p.stats.failing = true
 	p.mu.Unlock()
 	if first {
-		p.Log.Error("balancing not in sync, retrying", "err", err)
+		p.Log.Error("balancing not in sync, retrying", "err", err, "in", wait)
 	}
 }
 
