@@ -50,7 +50,8 @@ type NodePorts struct {
 	// Ports are the Service's node ports, HealthPort that of its health checks; 0: the node ports are checked.
 	Ports      []NodePort
 	HealthPort uint16
-	// Balancers are the addresses that health checks come from, Clients who may use the node ports; empty: everybody.
+	// Balancers are the addresses that health checks come from, Clients who may use the node ports; empty: everybody. A family of which Clients has no prefix
+	// is closed.
 	Balancers []netip.Addr
 	Clients   []netip.Prefix
 }
@@ -91,8 +92,9 @@ func (c *Capture) Sync(s State) error {
 		c.socket, c.tables = socket, []*table{newTable(nf.IPv4), newTable(nf.IPv6)}
 	}
 	s = s.sorted()
-	if c.last == nil || !reflect.DeepEqual(*c.last, s) || c.check(&s) != nil {
-		if err := c.program(&s); err != nil {
+	wanted := c.declarations(&s)
+	if c.last == nil || !reflect.DeepEqual(*c.last, s) || c.socket.CheckDeclared(wanted) != nil {
+		if err := c.program(&s, wanted); err != nil {
 			c.last = nil
 			return err
 		}
@@ -105,23 +107,15 @@ func (c *Capture) Sync(s State) error {
 	return errors.Join(errs...)
 }
 
-func (c *Capture) program(s *State) error {
-	err := c.socket.Sync(func(b *nf.Batch) error {
-		for _, t := range c.tables {
-			present, err := c.socket.Read(t.at)
-			if err != nil {
-				return err
-			}
-			if !t.needed(s) {
-				if present != nil {
-					b.DeleteTable(t.at)
-				}
-				continue
-			}
-			t.declare(b, s, present)
-		}
-		return nil
-	})
+func (c *Capture) declarations(s *State) (out []nf.Declaration) {
+	for _, t := range c.tables {
+		out = append(out, nf.Declaration{Table: t.at, Needed: t.needed(s), Declare: func(b *nf.Batch, present *nf.Present) { t.declare(b, s, present) }})
+	}
+	return out
+}
+
+func (c *Capture) program(s *State, wanted []nf.Declaration) error {
+	err := c.socket.Declare(wanted)
 	switch {
 	case errors.Is(err, unix.ENOENT) && len(s.Ports) > 0 && !supported():
 		return errors.New("the kernel has no nft_socket (CONFIG_NFT_SOCKET) or no notrack (CONFIG_NFT_CT), without which packets can't be led to the balancer: TLS, HTTP and the PROXY protocol are not served on this machine")
@@ -146,16 +140,6 @@ func supported() bool {
 	}})
 	b.DeleteTableLast(probe)
 	return socket.Commit(b) == nil
-}
-
-func (c *Capture) check(s *State) error {
-	var list []*nf.Table
-	for _, t := range c.tables {
-		if t.needed(s) {
-			list = append(list, t.at)
-		}
-	}
-	return c.socket.Check(list...)
 }
 
 // Close leaves everything as it is, for the next process.

@@ -313,15 +313,29 @@ func TestNodePorts(t *testing.T) {
 	if again := w.node.run(t, "nft", "list", "table", "ip", "portal-lb"); again != counted {
 		t.Errorf("the same state changed\n%s\nto\n%s", counted, again)
 	}
-	w.sync(t, c, state("203.0.113.0/24"))
-	if got := w.client.ask("198.51.100.1:30080", "nothing"); got != "nothing" {
-		t.Errorf("for others: %q", got)
-	}
-	if got := w.client.ask("[fd00:113::1]:30080", "nothing"); got != "nothing" {
-		t.Errorf("for others, of a family of which nobody may: %q", got)
-	}
-	w.sync(t, c, state("198.51.100.2/32"))
-	if got := w.client.ask("198.51.100.1:30080", "node 198.51.100.2"); got != "node 198.51.100.2" {
-		t.Errorf("for the client: %q", got)
+	// A family without a range of its own is closed, as with a cloud's security groups; without any ranges both are open.
+	for _, tc := range []struct {
+		name      string
+		clients   []string
+		four, six bool
+	}{
+		{"no ranges", nil, true, true},
+		{"others' ranges", []string{"203.0.113.0/24"}, false, false},
+		{"the client's range", []string{"198.51.100.2/32"}, true, false},
+		{"everybody of IPv4", []string{"0.0.0.0/0"}, true, false},
+		{"everybody of IPv6", []string{"::/0"}, false, true},
+		{"everybody of both", []string{"0.0.0.0/0", "::/0"}, true, true},
+		{"everybody of IPv6, and others of IPv4", []string{"203.0.113.0/24", "::/0"}, false, true},
+	} {
+		w.sync(t, c, state(tc.clients...))
+		for at, open := range map[string]bool{"198.51.100.1:30080": tc.four, "[fd00:113::1]:30080": tc.six} {
+			want := "nothing"
+			if open {
+				want = "node "
+			}
+			if got := w.client.ask(at, want); !strings.HasPrefix(got, want) {
+				t.Errorf("%s: %s answers %q, want %q", tc.name, at, got, want)
+			}
+		}
 	}
 }

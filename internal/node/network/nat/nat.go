@@ -84,27 +84,15 @@ func (n *NAT) Sync(s State) error {
 		n.socket = socket
 		n.tables = []*table{newTable(nf.IPv4), newTable(nf.IPv6)}
 	}
+	var wanted []nf.Declaration
+	for _, t := range n.tables {
+		wanted = append(wanted, nf.Declaration{Table: t.at, Needed: t.needed(&s), Declare: func(b *nf.Batch, present *nf.Present) { t.declare(b, &s, present) }})
+	}
 	same := n.last != nil && reflect.DeepEqual(*n.last, s)
-	if same && n.check(&s) == nil {
+	if same && n.socket.CheckDeclared(wanted) == nil {
 		return localnet(&s)
 	}
-	err := n.socket.Sync(func(b *nf.Batch) error {
-		for _, t := range n.tables {
-			present, err := n.socket.Read(t.at)
-			if err != nil {
-				return err
-			}
-			if !t.needed(&s) {
-				if present != nil {
-					b.DeleteTable(t.at)
-				}
-				continue
-			}
-			t.declare(b, &s, present)
-		}
-		return nil
-	})
-	if err != nil {
+	if err := n.socket.Declare(wanted); err != nil {
 		n.last = nil
 		return fmt.Errorf("program the table %s: %w", name, err)
 	}
@@ -121,16 +109,6 @@ func (s *State) clone() *State {
 		out.Ports[pod] = slices.Clone(list)
 	}
 	return &out
-}
-
-func (n *NAT) check(s *State) error {
-	var list []*nf.Table
-	for _, t := range n.tables {
-		if t.needed(s) {
-			list = append(list, t.at)
-		}
-	}
-	return n.socket.Check(list...)
 }
 
 // Remove takes the tables away.
