@@ -10,8 +10,6 @@ import (
 	"flag"
 	"fmt"
 	"log"
-	"os"
-	"os/signal"
 	"path/filepath"
 	"time"
 
@@ -40,19 +38,10 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 2, "rounds, which alternate the order of the subjects")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the figures to")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, o); err != nil {
-		log.Fatal(err)
-	}
+	report.Main("dns", func(ctx context.Context, dir string) error { return run(ctx, o, dir) })
 }
 
-func run(ctx context.Context, o options) error {
-	dir, err := os.MkdirTemp("", "bench-dns")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
+func run(ctx context.Context, o options, dir string) error {
 	kubeconfig := o.kubeconfig
 	if kubeconfig == "" {
 		api, err := startAPI(ctx, o.portal, dir)

@@ -11,8 +11,6 @@ import (
 	"flag"
 	"fmt"
 	"log"
-	"os"
-	"os/signal"
 	"strings"
 
 	"portal/bench/report"
@@ -25,6 +23,7 @@ type options struct {
 	seconds  int
 	rounds   int
 	idle     int
+	only     string
 	output   string
 }
 
@@ -38,6 +37,7 @@ func main() {
 	flag.IntVar(&o.seconds, "seconds", 4, "length of each measurement")
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds, which alternate the order of the subjects; medians are reported")
 	flag.IntVar(&o.idle, "idle", 10_000, "idle connections whose memory is measured; 0: skip it")
+	flag.StringVar(&o.only, "only", "", "measure only situations with this text in their name, in any case")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the figures to")
 	flag.StringVar(&s.kind, "serve", "", "be a subject instead: portal or reverseproxy")
 	flag.StringVar(&s.listen, "listen", "", "a subject's first address")
@@ -49,19 +49,10 @@ func main() {
 	if s.kind != "" {
 		log.Fatal(serve(s))
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := run(ctx, o); err != nil {
-		log.Fatal(err)
-	}
+	report.Main("lb", func(ctx context.Context, dir string) error { return run(ctx, o, dir) })
 }
 
-func run(ctx context.Context, o options) error {
-	dir, err := os.MkdirTemp("", "bench-lb")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
+func run(ctx context.Context, o options, dir string) error {
 	b := &bench{options: o, dir: dir, ctx: ctx, report: report.New("lb", "Load balancer", []string{nginx, haproxy, caddy, reverseProxy}, []string{portal})}
 	b.report.Note("Every subject has one thread, or GOMAXPROCS=1. Load is from wrk (one thread, %d connections) and h2load on the same machine; figures are for each second of the subject's own CPU time, medians of %d rounds.", connections, o.rounds)
 	defer b.stop()

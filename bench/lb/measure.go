@@ -1,11 +1,7 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -28,6 +24,7 @@ const (
 	conns     = "connections for each CPU second"
 	bandwidth = "MB for each CPU second"
 	memory    = "PSS for each connection"
+	routing   = "Routes"
 	flatness  = "CPU time of a request, 1,000 hosts of 10 paths compared with 1"
 )
 
@@ -92,6 +89,9 @@ func bulk(b *bench, address string) (float64, time.Duration, error) {
 // measure takes all figures.
 func (b *bench) measure() error {
 	for _, s := range situations {
+		if !b.wants(s.name) {
+			continue
+		}
 		logf("%s", s.name)
 		if err := b.compare(s); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
@@ -100,10 +100,19 @@ func (b *bench) measure() error {
 	if err := b.routes(); err != nil {
 		return err
 	}
-	if b.idle > 0 {
-		return b.idleMemory()
+	for _, s := range idleSituations {
+		if b.idle > 0 && b.wants(s.name) {
+			if err := b.idleMemory(s); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+// wants says whether a situation is to be measured.
+func (b *bench) wants(name string) bool {
+	return strings.Contains(strings.ToLower(name), strings.ToLower(b.only))
 }
 
 // compare measures all subjects in one situation, in turns.
@@ -159,7 +168,7 @@ func (b *bench) once(one *subject, s situation) (float64, time.Duration, error) 
 
 // routes compares one host with a thousand, in turns.
 func (b *bench) routes() error {
-	if !slices.ContainsFunc(b.subjects, func(s *subject) bool { return s.name == portal }) {
+	if !b.wants(routing) || !slices.ContainsFunc(b.subjects, func(s *subject) bool { return s.name == portal }) {
 		return nil
 	}
 	logf("routes of 1 and of 1,000 hosts")
@@ -191,64 +200,17 @@ func (b *bench) routes() error {
 			}
 		}
 	}
-	b.report.At("Routes", 0, "").Lower(portal, flatness, report.Median(many)/report.Median(few), "×")
+	b.report.At(routing, 0, "").Lower(portal, flatness, report.Median(many)/report.Median(few), "×")
 	return nil
-}
-
-// idleMemory opens many connections, each of which has had one answer.
-func (b *bench) idleMemory() error {
-	logf("%d idle connections", b.idle)
-	at := b.report.At("Idle connections", b.idle, "connections")
-	for _, one := range b.subjects {
-		before, err := report.Read(one.cmd.Process.Pid)
-		if err != nil {
-			return err
-		}
-		open, err := b.open(one.address(plainPort))
-		if err == nil {
-			var after report.Usage
-			if after, err = report.Read(one.cmd.Process.Pid); err == nil {
-				at.Lower(one.name, memory, max(after.PSS-before.PSS, 0)*1e3/float64(b.idle), "kB")
-			}
-		}
-		for _, c := range open {
-			_ = c.Close()
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", one.name, err)
-		}
-	}
-	return nil
-}
-
-func (b *bench) open(address string) ([]net.Conn, error) {
-	var open []net.Conn
-	r := bufio.NewReader(nil)
-	for range b.idle {
-		c, err := net.Dial("tcp", address)
-		if err != nil {
-			return open, err
-		}
-		open = append(open, c)
-		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+address+"\r\n\r\n"); err != nil {
-			return open, err
-		}
-		r.Reset(c)
-		res, err := http.ReadResponse(r, nil)
-		if err != nil {
-			return open, err
-		}
-		if _, err := io.Copy(io.Discard, res.Body); err != nil || res.StatusCode != http.StatusOK {
-			return open, fmt.Errorf("%s, %w", res.Status, err)
-		}
-	}
-	return open, nil
 }
 
 // judge says what is promised: TCP no worse than the best, HTTP at least half of the best and twice Go's own, latencies no worse than
 // twice the best.
 func (b *bench) judge() {
 	for _, s := range situations {
+		if !b.wants(s.name) {
+			continue
+		}
 		at := b.report.At(s.name, 0, "")
 		for _, peer := range []string{nginx, haproxy} {
 			if s.port == tcpPort {
@@ -262,8 +224,12 @@ func (b *bench) judge() {
 			at.WantTimes(portal, s.figure, reverseProxy, 2)
 		}
 	}
-	b.report.At("Routes", 0, "").WantWithin(portal, flatness, 1.1)
-	if b.idle > 0 {
-		b.report.At("Idle connections", b.idle, "connections").WantWithin(portal, memory, 12)
+	if b.wants(routing) {
+		b.report.At(routing, 0, "").WantWithin(portal, flatness, 1.1)
+	}
+	for _, s := range idleSituations {
+		if b.idle > 0 && b.wants(s.name) {
+			b.report.At(s.name, b.idle, "connections").WantWithin(portal, memory, 12)
+		}
 	}
 }

@@ -38,12 +38,16 @@ ports: [{port: %[2]d}]
 // nodePort compares a balancer's address with a node port of the same Service, from a client outside of a lab of one node. If the lab can't
 // be had, the other figures stand.
 func (b *bench) nodePort() {
+	const name = "L4: the proxy's rules alone, beside the node port"
+	if !b.wants(name) {
+		return
+	}
 	if _, err := os.Stat(b.portal); err != nil {
 		b.report.Note("The balancer's address was not compared with a node port: %s is not there (make build).", b.portal)
 		return
 	}
 	logf("the balancer's address and the node port")
-	at := b.report.At("L4: the proxy's rules alone", 0, "")
+	at := b.report.At(name, 0, "")
 	times, err := b.besideNodePort()
 	if err != nil {
 		b.report.Note("The balancer's address could not be compared with a node port: %v.", err)

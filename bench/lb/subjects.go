@@ -39,6 +39,7 @@ type bench struct {
 	endpoint string
 	subjects []*subject
 	others   []*exec.Cmd
+	fresh    int // how many were started again
 }
 
 // subject is a running balancer.
@@ -55,12 +56,28 @@ const firstPort = 18080
 // stop ends what was started.
 func (b *bench) stop() {
 	for _, s := range b.subjects {
-		b.others = append(b.others, s.cmd)
+		b.end(s)
 	}
 	for _, cmd := range b.others {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
+}
+
+func (b *bench) end(s *subject) {
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
+}
+
+// again starts another process of a subject, at an address of its own.
+func (b *bench) again(s *subject) (*subject, error) {
+	b.fresh++
+	out := &subject{name: s.name, host: fmt.Sprintf("127.0.92.%d", b.fresh)}
+	var err error
+	if out.cmd, err = b.command(out); err != nil {
+		return nil, err
+	}
+	return out, b.begin(out.cmd, out.address(plainPort))
 }
 
 // start starts the endpoint and the subjects.
