@@ -38,7 +38,9 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 2, "rounds, which alternate the order of the subjects")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the figures to")
 	flag.Parse()
-	report.Main("dns", func(ctx context.Context, dir string) error { return run(ctx, o, dir) })
+	report.Main("bench-dns", func(ctx context.Context, _ []string) (bool, error) {
+		return true, report.InFolder("dns", func(dir string) error { return run(ctx, o, dir) })
+	})
 }
 
 func run(ctx context.Context, o options, dir string) error {

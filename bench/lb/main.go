@@ -49,7 +49,9 @@ func main() {
 	if s.kind != "" {
 		log.Fatal(serve(s))
 	}
-	report.Main("lb", func(ctx context.Context, dir string) error { return run(ctx, o, dir) })
+	report.Main("bench-lb", func(ctx context.Context, _ []string) (bool, error) {
+		return true, report.InFolder("lb", func(dir string) error { return run(ctx, o, dir) })
+	})
 }
 
 func run(ctx context.Context, o options, dir string) error {
