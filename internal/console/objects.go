@@ -39,7 +39,7 @@ type objects struct {
 
 	mu       sync.Mutex
 	closed   bool // nothing is started any more
-	shelves  map[place]shelf
+	stores   map[storeKey]store
 	refused  map[string]bool // resources that may not be watched everywhere
 	prepared map[string]chan struct{}
 	// touched is when something changed, by namespace; that of what has none is "".
@@ -47,11 +47,11 @@ type objects struct {
 	revision uint64
 }
 
-// place is where a resource is watched; no namespace: everywhere.
-type place struct{ resource, namespace string }
+// storeKey is where a resource is watched; no namespace: everywhere.
+type storeKey struct{ resource, namespace string }
 
-// shelf has the objects of a place.
-type shelf interface {
+// store has the objects of one resource, everywhere or in a namespace.
+type store interface {
 	fill(*explain.Evidence)
 	listed() <-chan struct{}
 	// exists says whether the server has the resource; one that it does not have is as good as empty.
@@ -66,26 +66,26 @@ type watchable struct {
 	in string
 	// namespaced resources can be watched in one namespace.
 	namespaced bool
-	make       func(o *objects) shelf
+	make       func(o *objects) store
 }
 
 // evidenceResources are those that are watched. Events are too many: a page has those that are about its Service.
 var evidenceResources = []watchable{
-	{name: "namespaces", make: shelves("namespaces", core, func(e *explain.Evidence, l []corev1.Namespace) { e.Namespaces = l })},
-	{name: "services", namespaced: true, make: shelves("services", core, func(e *explain.Evidence, l []corev1.Service) { e.Services = l })},
-	{name: "endpointslices", group: "discovery.k8s.io", namespaced: true, make: shelves("endpointslices", discovery, func(e *explain.Evidence, l []discoveryv1.EndpointSlice) { e.Slices = l })},
-	{name: "endpoints", namespaced: true, make: shelves("endpoints", core, func(e *explain.Evidence, l []corev1.Endpoints) { e.Endpoints = l })}, //nolint:staticcheck // people still make them
-	{name: "pods", namespaced: true, make: shelves("pods", core, func(e *explain.Evidence, l []corev1.Pod) { e.Pods = l })},
-	{name: "nodes", make: shelves("nodes", core, func(e *explain.Evidence, l []corev1.Node) { e.Nodes = l })},
-	{name: "leases", group: "coordination.k8s.io", in: metav1.NamespaceSystem, make: shelves("leases", coordination, func(e *explain.Evidence, l []coordinationv1.Lease) { e.Leases = l })},
-	{name: "deployments", group: "apps", namespaced: true, make: shelves("deployments", apps, func(e *explain.Evidence, l []appsv1.Deployment) { e.Deployments = l })},
-	{name: "replicasets", group: "apps", namespaced: true, make: shelves("replicasets", apps, func(e *explain.Evidence, l []appsv1.ReplicaSet) { e.ReplicaSets = l })},
-	{name: "statefulsets", group: "apps", namespaced: true, make: shelves("statefulsets", apps, func(e *explain.Evidence, l []appsv1.StatefulSet) { e.StatefulSets = l })},
-	{name: "daemonsets", group: "apps", namespaced: true, make: shelves("daemonsets", apps, func(e *explain.Evidence, l []appsv1.DaemonSet) { e.DaemonSets = l })},
-	{name: "ingresses", group: "networking.k8s.io", namespaced: true, make: shelves("ingresses", networking, func(e *explain.Evidence, l []networkingv1.Ingress) { e.Ingresses = l })},
-	{name: "ingressclasses", group: "networking.k8s.io", make: shelves("ingressclasses", networking, func(e *explain.Evidence, l []networkingv1.IngressClass) { e.IngressClasses = l })},
-	{name: "ipaddresses", group: "networking.k8s.io", make: shelves("ipaddresses", networking, func(e *explain.Evidence, l []networkingv1.IPAddress) { e.IPAddresses = l })},
-	{name: "servicecidrs", group: "networking.k8s.io", make: shelves("servicecidrs", networking, func(e *explain.Evidence, l []networkingv1.ServiceCIDR) { e.ServiceCIDRs = l })},
+	{name: "namespaces", make: newStore("namespaces", core, func(e *explain.Evidence, l []corev1.Namespace) { e.Namespaces = l })},
+	{name: "services", namespaced: true, make: newStore("services", core, func(e *explain.Evidence, l []corev1.Service) { e.Services = l })},
+	{name: "endpointslices", group: "discovery.k8s.io", namespaced: true, make: newStore("endpointslices", discovery, func(e *explain.Evidence, l []discoveryv1.EndpointSlice) { e.Slices = l })},
+	{name: "endpoints", namespaced: true, make: newStore("endpoints", core, func(e *explain.Evidence, l []corev1.Endpoints) { e.Endpoints = l })}, //nolint:staticcheck // people still make them
+	{name: "pods", namespaced: true, make: newStore("pods", core, func(e *explain.Evidence, l []corev1.Pod) { e.Pods = l })},
+	{name: "nodes", make: newStore("nodes", core, func(e *explain.Evidence, l []corev1.Node) { e.Nodes = l })},
+	{name: "leases", group: "coordination.k8s.io", in: metav1.NamespaceSystem, make: newStore("leases", coordination, func(e *explain.Evidence, l []coordinationv1.Lease) { e.Leases = l })},
+	{name: "deployments", group: "apps", namespaced: true, make: newStore("deployments", apps, func(e *explain.Evidence, l []appsv1.Deployment) { e.Deployments = l })},
+	{name: "replicasets", group: "apps", namespaced: true, make: newStore("replicasets", apps, func(e *explain.Evidence, l []appsv1.ReplicaSet) { e.ReplicaSets = l })},
+	{name: "statefulsets", group: "apps", namespaced: true, make: newStore("statefulsets", apps, func(e *explain.Evidence, l []appsv1.StatefulSet) { e.StatefulSets = l })},
+	{name: "daemonsets", group: "apps", namespaced: true, make: newStore("daemonsets", apps, func(e *explain.Evidence, l []appsv1.DaemonSet) { e.DaemonSets = l })},
+	{name: "ingresses", group: "networking.k8s.io", namespaced: true, make: newStore("ingresses", networking, func(e *explain.Evidence, l []networkingv1.Ingress) { e.Ingresses = l })},
+	{name: "ingressclasses", group: "networking.k8s.io", make: newStore("ingressclasses", networking, func(e *explain.Evidence, l []networkingv1.IngressClass) { e.IngressClasses = l })},
+	{name: "ipaddresses", group: "networking.k8s.io", make: newStore("ipaddresses", networking, func(e *explain.Evidence, l []networkingv1.IPAddress) { e.IPAddresses = l })},
+	{name: "servicecidrs", group: "networking.k8s.io", make: newStore("servicecidrs", networking, func(e *explain.Evidence, l []networkingv1.ServiceCIDR) { e.ServiceCIDRs = l })},
 }
 
 func core(c *kubernetes.Clientset) rest.Interface         { return c.CoreV1().RESTClient() }
@@ -96,7 +96,7 @@ func networking(c *kubernetes.Clientset) rest.Interface   { return c.NetworkingV
 
 // newObjects keeps nothing yet; what it will keep is added to a count of all accounts' objects.
 func newObjects(config *rest.Config, all *atomic.Int64) (*objects, error) {
-	o := &objects{all: all, shelves: map[place]shelf{}, refused: map[string]bool{}, prepared: map[string]chan struct{}{}, touched: map[string]uint64{}}
+	o := &objects{all: all, stores: map[storeKey]store{}, refused: map[string]bool{}, prepared: map[string]chan struct{}{}, touched: map[string]uint64{}}
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{}
 	asking, err := kubernetes.NewForConfig(config)
@@ -217,11 +217,11 @@ func (o *objects) open(r watchable, namespace string) (err error) {
 		}
 		s := r.make(o)
 		o.mu.Lock()
-		if o.shelves[place{r.name, at}] != nil {
+		if o.stores[storeKey{r.name, at}] != nil {
 			o.mu.Unlock()
 			return true
 		}
-		o.shelves[place{r.name, at}] = s
+		o.stores[storeKey{r.name, at}] = s
 		o.mu.Unlock()
 		return o.start(func() {
 			if s.exists(o.ended, at) {
@@ -245,13 +245,13 @@ func (o *objects) open(r watchable, namespace string) (err error) {
 }
 
 // find returns where a resource is watched for questions about a namespace; everywhere says that it is not limited to it.
-func (o *objects) find(r watchable, namespace string) (_ shelf, everywhere bool) {
+func (o *objects) find(r watchable, namespace string) (_ store, everywhere bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if s := o.shelves[place{r.name, r.in}]; s != nil {
+	if s := o.stores[storeKey{r.name, r.in}]; s != nil {
 		return s, true
 	}
-	return o.shelves[place{r.name, namespace}], false
+	return o.stores[storeKey{r.name, namespace}], false
 }
 
 // evidence is what is known for questions about a namespace, and which resources that covers. Nobody may change it. The revision is that
@@ -300,8 +300,8 @@ type object[T any] interface {
 	metav1.Object
 }
 
-// shelfOf keeps the objects of a kind by name, and as the list that evidence has.
-type shelfOf[T any, P object[T]] struct {
+// storeOf keeps the objects of a kind by name, and as the list that evidence has.
+type storeOf[T any, P object[T]] struct {
 	resource string
 	client   rest.Interface
 	touch    func(resource, namespace string)
@@ -314,15 +314,15 @@ type shelfOf[T any, P object[T]] struct {
 	ready chan struct{}
 }
 
-func shelves[T any, P object[T]](resource string, client func(*kubernetes.Clientset) rest.Interface, set func(*explain.Evidence, []T)) func(*objects) shelf {
-	return func(o *objects) shelf {
-		return &shelfOf[T, P]{resource: resource, client: client(o.client), touch: o.touch, count: o.count, set: set, all: map[string]P{}, ready: make(chan struct{})}
+func newStore[T any, P object[T]](resource string, client func(*kubernetes.Clientset) rest.Interface, set func(*explain.Evidence, []T)) func(*objects) store {
+	return func(o *objects) store {
+		return &storeOf[T, P]{resource: resource, client: client(o.client), touch: o.touch, count: o.count, set: set, all: map[string]P{}, ready: make(chan struct{})}
 	}
 }
 
-func (s *shelfOf[T, P]) listed() <-chan struct{} { return s.ready }
+func (s *storeOf[T, P]) listed() <-chan struct{} { return s.ready }
 
-func (s *shelfOf[T, P]) exists(ctx context.Context, namespace string) bool {
+func (s *storeOf[T, P]) exists(ctx context.Context, namespace string) bool {
 	err := s.client.Get().NamespaceIfScoped(namespace, namespace != "").Resource(s.resource).Param("limit", "1").Do(ctx).Error()
 	if apierrors.IsNotFound(err) {
 		s.replace(namespace, nil)
@@ -331,19 +331,19 @@ func (s *shelfOf[T, P]) exists(ctx context.Context, namespace string) bool {
 	return true
 }
 
-func (s *shelfOf[T, P]) follow(ctx context.Context, namespace string) {
+func (s *storeOf[T, P]) follow(ctx context.Context, namespace string) {
 	follow(ctx, s.client, s.resource, namespace, P(new(T)), sink[P]{put: s.put, drop: s.drop, replace: s.replace})
 }
 
 func objectName(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
-func (s *shelfOf[T, P]) put(o P) {
+func (s *storeOf[T, P]) put(o P) {
 	s.change(func() { s.all[objectName(o)] = o })
 	s.touch(s.resource, o.GetNamespace())
 }
 
 // change changes which objects there are.
-func (s *shelfOf[T, P]) change(do func()) {
+func (s *storeOf[T, P]) change(do func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := len(s.all)
@@ -352,12 +352,12 @@ func (s *shelfOf[T, P]) change(do func()) {
 	s.count(int64(len(s.all) - before))
 }
 
-func (s *shelfOf[T, P]) drop(o P) {
+func (s *storeOf[T, P]) drop(o P) {
 	s.change(func() { delete(s.all, objectName(o)) })
 	s.touch(s.resource, o.GetNamespace())
 }
 
-func (s *shelfOf[T, P]) replace(_ string, list []P) {
+func (s *storeOf[T, P]) replace(_ string, list []P) {
 	touched := map[string]bool{}
 	s.change(func() {
 		before := s.all
@@ -384,7 +384,7 @@ func (s *shelfOf[T, P]) replace(_ string, list []P) {
 }
 
 // fill gives evidence the list, in the order in which the API lists.
-func (s *shelfOf[T, P]) fill(e *explain.Evidence) {
+func (s *storeOf[T, P]) fill(e *explain.Evidence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.list == nil {

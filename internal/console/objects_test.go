@@ -25,7 +25,7 @@ func TestKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.ended, o.stop = context.WithCancel(t.Context())
-	s := shelves("services", core, func(e *explain.Evidence, l []corev1.Service) { e.Services = l })(o).(*shelfOf[corev1.Service, *corev1.Service])
+	s := newStore("services", core, func(e *explain.Evidence, l []corev1.Service) { e.Services = l })(o).(*storeOf[corev1.Service, *corev1.Service])
 	for _, step := range []struct {
 		do   func()
 		want int64

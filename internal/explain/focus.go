@@ -15,7 +15,7 @@ import (
 type Focus struct {
 	// Service, NAMESPACE/NAME, is the only one that they report about, and connect to; empty: all, and to none.
 	Service string
-	nodereport.Wish
+	nodereport.Attempts
 }
 
 // FocusOn decides it, from what the API has.

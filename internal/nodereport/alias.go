@@ -151,8 +151,8 @@ func lookupError(err error) string {
 	return "no address"
 }
 
-// Wish is what a report is asked to try besides the Service that it is about.
-type Wish struct {
+// Attempts are what a report is asked to try besides the Service that it is about.
+type Attempts struct {
 	// Dial are further addresses to connect to.
 	Dial []netip.AddrPort
 	// Alias, if not empty, is the target of an alias, As the alias' own name, and Ports those to ask.
@@ -160,12 +160,12 @@ type Wish struct {
 	Ports     []uint16
 }
 
-// mostWishes is how many addresses and ports a wish may name.
-const mostWishes = 10
+// maxAttempts is how many addresses and ports may be named.
+const maxAttempts = 10
 
-// Encode writes a wish as parameters of a request.
-func (w Wish) Encode(set func(name, value string)) {
-	for _, to := range w.Dial[:min(len(w.Dial), mostWishes)] {
+// Encode writes them as parameters of a request.
+func (w Attempts) Encode(set func(name, value string)) {
+	for _, to := range w.Dial[:min(len(w.Dial), maxAttempts)] {
 		set("dial", to.String())
 	}
 	if w.Alias == "" {
@@ -173,17 +173,17 @@ func (w Wish) Encode(set func(name, value string)) {
 	}
 	set("alias", w.Alias)
 	set("as", w.As)
-	for _, p := range w.Ports[:min(len(w.Ports), mostWishes)] {
+	for _, p := range w.Ports[:min(len(w.Ports), maxAttempts)] {
 		set("port", strconv.Itoa(int(p)))
 	}
 }
 
-// wish reads one.
-func wish(q map[string][]string) (out Wish, err error) {
+// readAttempts reads them.
+func readAttempts(q map[string][]string) (out Attempts, err error) {
 	for _, text := range q["dial"] {
 		to, err := netip.ParseAddrPort(text)
-		if err != nil || len(out.Dial) == mostWishes {
-			return out, errors.New("dial is " + strconv.Quote(text) + "; want ADDRESS:PORT, at most " + strconv.Itoa(mostWishes) + " times")
+		if err != nil || len(out.Dial) == maxAttempts {
+			return out, errors.New("dial is " + strconv.Quote(text) + "; want ADDRESS:PORT, at most " + strconv.Itoa(maxAttempts) + " times")
 		}
 		if !reachable(to.Addr()) {
 			return out, errors.New("dial is " + strconv.Quote(text) + ": loopback, link-local, multicast and unspecified addresses are not tried")
@@ -192,8 +192,8 @@ func wish(q map[string][]string) (out Wish, err error) {
 	}
 	for _, text := range q["port"] {
 		port, err := strconv.ParseUint(text, 10, 16)
-		if err != nil || port == 0 || len(out.Ports) == mostWishes {
-			return out, errors.New("port is " + strconv.Quote(text) + "; want a number from 1 to 65535, at most " + strconv.Itoa(mostWishes) + " times")
+		if err != nil || port == 0 || len(out.Ports) == maxAttempts {
+			return out, errors.New("port is " + strconv.Quote(text) + "; want a number from 1 to 65535, at most " + strconv.Itoa(maxAttempts) + " times")
 		}
 		out.Ports = append(out.Ports, uint16(port))
 	}

@@ -38,12 +38,12 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestWish: what is asked for arrives, and what is no wish is refused by name.
-func TestWish(t *testing.T) {
-	want := Wish{Dial: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:80"), netip.MustParseAddrPort("[2001:db8::1]:443")}, Alias: "db.example.com", As: "db.shop", Ports: []uint16{80, 443}}
+// TestAttempts: what is asked for arrives, and what can not be tried is refused by name.
+func TestAttempts(t *testing.T) {
+	want := Attempts{Dial: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:80"), netip.MustParseAddrPort("[2001:db8::1]:443")}, Alias: "db.example.com", As: "db.shop", Ports: []uint16{80, 443}}
 	q := url.Values{}
 	want.Encode(q.Add)
-	if got, err := wish(q); err != nil || !reflect.DeepEqual(got, want) {
+	if got, err := readAttempts(q); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for text, field := range map[string]string{"dial=host:80": "dial", "dial=127.0.0.1:10249": "loopback", "dial=[::ffff:169.254.169.254]:80": "link-local", "port=0": "port", "alias=a": "as", "dial=" + strings.Repeat("192.0.2.1:80&dial=", 11): "dial"} {
@@ -51,7 +51,7 @@ func TestWish(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := wish(q); err == nil || !strings.Contains(err.Error(), field) {
+		if _, err := readAttempts(q); err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}

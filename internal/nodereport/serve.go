@@ -35,7 +35,7 @@ type Source struct {
 }
 
 // ServeHTTP answers with the report. ?service=NAMESPACE/NAME limits the proxy's part to one Service; &probe=true connects to it from
-// here, and asks DNS for a name; with it, dial, alias, as and port are what Wish has.
+// here, and asks DNS for a name; with it, dial, alias, as and port are what Attempts has.
 func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var only *intent.Key
 	if text := r.URL.Query().Get("service"); text != "" {
@@ -46,7 +46,7 @@ func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		only = &intent.Key{Namespace: namespace, Name: name}
 	}
-	further, err := wish(r.URL.Query())
+	further, err := readAttempts(r.URL.Query())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -63,7 +63,7 @@ func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // try sends packets, all at the same time, as whoever asks waits.
-func (s Source) try(ctx context.Context, out *Report, p *proxy.Proxy, limited bool, further Wish) {
+func (s Source) try(ctx context.Context, out *Report, p *proxy.Proxy, limited bool, further Attempts) {
 	names := p.State(&intent.Key{Namespace: "kube-system", Name: clusterdns.ServiceName})
 	var all sync.WaitGroup
 	all.Go(func() { out.Lookup = lookup(ctx, names, s.Zone) })
