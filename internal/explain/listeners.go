@@ -33,6 +33,18 @@ func (v *View) sockets(p *corev1.Pod) (out []nodereport.Socket, known bool) {
 	return out, known
 }
 
+// recent says whether a Pod has become ready just now.
+func (v *View) recent(p *corev1.Pod) bool {
+	_, at, _ := podReady(p)
+	return v.Now.Sub(at) < settle
+}
+
+// starts says whether a Pod has become ready just now and listens nowhere yet: without a readiness probe it is ready before its program is.
+func (v *View) starts(p *corev1.Pod) bool {
+	sockets, known := v.sockets(p)
+	return known && len(sockets) == 0 && v.recent(p)
+}
+
 // listens says whether somebody in the Pod listens at a port, for either family. known is false if the Pod's node does not say.
 func (v *View) listens(p *corev1.Pod, protocol corev1.Protocol, port int32) (open openness, known bool) {
 	sockets, known := v.sockets(p)
@@ -129,7 +141,7 @@ func (v *View) closed(s *Service, index int) []Finding {
 			fine = append(fine, p)
 			continue
 		}
-		if _, at, _ := podReady(p); v.Now.Sub(at) < settle && !v.refused(p, number) {
+		if v.starts(p) || v.recent(p) && !v.refused(p, number) {
 			fine = append(fine, p) // it may be about to listen
 			continue
 		}

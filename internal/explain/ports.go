@@ -115,6 +115,9 @@ func (v *View) named(s *Service, index int) []Finding {
 		return []Finding{f}
 	}
 	best, wrongProtocol := alternative(without[0], port)
+	if best == nil && v.starts(without[0]) {
+		return nil // in a moment it will be known which port is meant
+	}
 	f.Verdict = fmt.Sprintf("%s leads to the port %q of its Pods, and no container has a port of that name", s.ref(), name)
 	f.Evidence = []string{fmt.Sprintf("%s is %q", field, name), fmt.Sprintf("Pod %s declares %s", without[0].Name, describePorts(without[0]))}
 	switch {

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -198,5 +199,29 @@ var siblings = []fault{
 func TestShellQuotes(t *testing.T) {
 	if got, want := mergePatch(Ref{"Service", "shop", "web"}, map[string]string{"a": "it's <b> & c"}), `kubectl patch service web --type=merge -p '{"a":"it\u0027s <b> & c"}' -n shop`; got != want {
 		t.Errorf("%s\nwant %s", got, want)
+	}
+}
+
+// TestAboutToListen: nothing is said about the ports of Pods that have just become ready and listen nowhere yet: what would be typed then helps nobody.
+func TestAboutToListen(t *testing.T) {
+	for name, change := range map[string]func(*corev1.Service, *corev1.Pod){
+		"number": func(s *corev1.Service, _ *corev1.Pod) { s.Spec.Ports[0].TargetPort = intstr.FromInt32(8080) },
+		"name": func(s *corev1.Service, p *corev1.Pod) {
+			s.Spec.Ports[0].TargetPort, p.Spec.Containers[0].Ports = intstr.FromString("web"), nil
+		},
+	} {
+		for _, age := range []time.Duration{time.Second, time.Hour} {
+			w := newWorld(t)
+			s, a, b := w.web()
+			for _, p := range []*corev1.Pod{a, b} {
+				change(s, p)
+				p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-age))
+				w.listening(p)
+			}
+			found := slices.ContainsFunc(All(Look(w.Evidence)), func(f Finding) bool { return f.Code == "port-not-listening" || f.Code == "target-port-name" })
+			if found != (age > settle) {
+				t.Errorf("%s, ready for %s: found is %t", name, age, found)
+			}
+		}
 	}
 }
