@@ -123,6 +123,8 @@ const (
 	healthyAfter = 10 * time.Second
 	// absentFor is how long an API counts as one without a kind that not all have.
 	absentFor = 5 * time.Minute
+	// identityPatience is how long after a list the answer to who the cluster is may come, which was asked for before.
+	identityPatience = 2 * time.Second
 	// verifyTimeout bounds how long a source waits for the API to say whether it knows the version.
 	verifyTimeout = 10 * time.Second
 )
@@ -284,10 +286,6 @@ func (s *source) listAll(ctx context.Context) error {
 		if o = (metav1.ListOptions{Continue: list.GetContinue(), Limit: pageLimit}); o.Continue == "" {
 			s.version, s.identity = list.GetResourceVersion(), ""
 			s.feed()
-			select {
-			case s.identity = <-identity:
-			default: // an answer that comes later might be another cluster's
-			}
 			break
 		}
 	}
@@ -298,6 +296,11 @@ func (s *source) listAll(ctx context.Context) error {
 	}
 	s.cluster.MarkListed(s.status.Source)
 	s.set(func(st *Status) { st.Listed, st.Connected, st.Err = true, true, nil })
+	select {
+	case s.identity = <-identity:
+	case <-time.After(identityPatience): // an answer that comes later might be another cluster's
+	case <-ctx.Done():
+	}
 	return nil
 }
 

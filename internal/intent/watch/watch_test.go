@@ -67,7 +67,7 @@ func TestListsThenFollows(t *testing.T) {
 		api.Put(service(fmt.Sprintf("s%04d", i), "10.96.0.1"))
 	}
 	cluster, _ := watched(t, api, intent.Services, intent.Namespaces)
-	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	eventually(t, time.Minute, "complete", cluster.Complete)
 	if n := len(cluster.Keys(intent.Services)); n != 3*pageLimit+7 {
 		t.Fatalf("%d Services after the list", n)
 	}
@@ -78,16 +78,16 @@ func TestListsThenFollows(t *testing.T) {
 	}
 	k := intent.Key{Namespace: "default", Name: "s0000"}
 	api.Put(service("s0000", "10.96.0.9"))
-	eventually(t, 2*time.Second, "changed", func() bool { return cluster.Entry(k).Service.ClusterIPs[0] == netip.MustParseAddr("10.96.0.9") })
+	eventually(t, time.Minute, "changed", func() bool { return cluster.Entry(k).Service.ClusterIPs[0] == netip.MustParseAddr("10.96.0.9") })
 	api.Delete(service("s0000", "10.96.0.9"))
-	eventually(t, 2*time.Second, "gone", func() bool { return cluster.Entry(k) == nil })
+	eventually(t, time.Minute, "gone", func() bool { return cluster.Entry(k) == nil })
 }
 
 func TestForgottenHistoryIsListedAgain(t *testing.T) {
 	api := watchtest.New(100, "u1")
 	api.Put(service("old", "10.96.0.1"))
 	cluster, _ := watched(t, api, intent.Services)
-	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	eventually(t, time.Minute, "complete", cluster.Complete)
 	api.Kill()
 	api.Delete(service("old", ""))
 	api.Put(service("new", "10.96.0.2"))
@@ -95,7 +95,7 @@ func TestForgottenHistoryIsListedAgain(t *testing.T) {
 	if _, err := api.Start(api.Addr()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 5*time.Second, "renewed", func() bool {
+	eventually(t, time.Minute, "renewed", func() bool {
 		return cluster.Entry(intent.Key{Namespace: "default", Name: "new"}) != nil && cluster.Entry(intent.Key{Namespace: "default", Name: "old"}) == nil
 	})
 }
@@ -112,7 +112,7 @@ func TestResumes(t *testing.T) {
 			change(api)
 			api.Put(service("kept", "10.96.0.1"), service("gone", "10.96.0.2"))
 			cluster, w := watched(t, api, intent.Services, intent.EndpointSlices, intent.Nodes, intent.ServiceCIDRs)
-			eventually(t, 5*time.Second, "complete", cluster.Complete)
+			eventually(t, time.Minute, "complete", cluster.Complete)
 			for round := range 3 {
 				api.Kill()
 				eventually(t, 20*time.Second, "told that the API is away", func() bool {
@@ -143,7 +143,7 @@ func TestResumesFromAnOldAPI(t *testing.T) {
 	api.Old = true
 	api.Put(service("a", "10.96.0.1"))
 	cluster, w := watched(t, api, intent.Services)
-	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	eventually(t, time.Minute, "complete", cluster.Complete)
 	api.Kill()
 	eventually(t, 20*time.Second, "told that the API is away", func() bool { return !w.Status()[0].Connected })
 	api.Lists()
@@ -168,7 +168,7 @@ func TestRestoredToAnOlderVersion(t *testing.T) {
 			api.Put(service("after-backup", "10.96.0.1"))
 		}
 		cluster, w := watched(t, api, intent.Services)
-		eventually(t, 5*time.Second, "complete", cluster.Complete)
+		eventually(t, time.Minute, "complete", cluster.Complete)
 		api.Kill()
 		eventually(t, 20*time.Second, "told that the API is away", func() bool { return !w.Status()[0].Connected })
 		restored := watchtest.New(100, "u1")
@@ -190,10 +190,10 @@ func TestServiceCIDRs(t *testing.T) {
 	one := &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "one"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"fd00:96::/112", "10.96.0.0/16"}}}
 	api.Put(one)
 	cluster, _ := watched(t, api, intent.Services, intent.ServiceCIDRs)
-	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	eventually(t, time.Minute, "complete", cluster.Complete)
 	expect := func(want string) {
 		t.Helper()
-		eventually(t, 2*time.Second, want, func() bool { return fmt.Sprint(cluster.ServicePrefixes()) == want })
+		eventually(t, time.Minute, want, func() bool { return fmt.Sprint(cluster.ServicePrefixes()) == want })
 	}
 	expect("[10.96.0.0/16 fd00:96::/112]")
 	api.Put(&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "two"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.50.0.0/24", "10.96.0.0/16"}}})
@@ -207,7 +207,7 @@ func TestNoServiceCIDRs(t *testing.T) {
 	api := watchtest.New(100, "u1")
 	api.Old = true
 	cluster, w := watched(t, api, intent.Services, intent.ServiceCIDRs)
-	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	eventually(t, time.Minute, "complete", cluster.Complete)
 	for _, st := range w.Status() {
 		if st.Err != nil {
 			t.Errorf("%s: %v", st.Source, st.Err)
@@ -221,9 +221,9 @@ func TestAnotherClusterBehindTheSameAddress(t *testing.T) {
 	api := watchtest.New(100, "u1")
 	api.Put(service("both", "10.96.0.1"), service("only-old", "10.96.0.2"))
 	cluster, w := watched(t, api, intent.Services)
-	eventually(t, 5*time.Second, "complete", cluster.Complete)
+	eventually(t, time.Minute, "complete", cluster.Complete)
 	api.Kill()
-	eventually(t, 5*time.Second, "told that the API is away", func() bool { s := w.Status()[0]; return !s.Connected && s.Listed && s.Err != nil })
+	eventually(t, time.Minute, "told that the API is away", func() bool { s := w.Status()[0]; return !s.Connected && s.Listed && s.Err != nil })
 	other := watchtest.New(50, "u2")
 	other.Put(service("only-new", "10.96.0.3"), service("both", "10.96.0.1"))
 	for range 100 { // its versions pass the old server's
@@ -249,7 +249,7 @@ func TestAnotherClusterBehindTheSameAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Kill()
-	eventually(t, 5*time.Second, "the new cluster's", func() bool {
+	eventually(t, time.Minute, "the new cluster's", func() bool {
 		return cluster.Entry(key("only-new")) != nil && cluster.Entry(key("only-old")) == nil
 	})
 	close(stop)
