@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -13,7 +14,7 @@ import (
 
 func newServerCommand() *cobra.Command {
 	opts := server.DefaultOptions()
-	opts.OnLoad = collectByLoad()
+	opts.OnLoad, opts.CPUs = adapt(), runtime.GOMAXPROCS(0)
 	logs := logOptions{}
 	cmd := &cobra.Command{
 		Use:   "server",
@@ -29,7 +30,6 @@ func newServerCommand() *cobra.Command {
 				return usageError{err}
 			}
 			collectAt(garbageOfServer)
-			opts.CPUs = runMoreThreads()
 			return server.Run(cmd.Context(), opts, func(ctx context.Context, _ server.Info) error {
 				trimMemory(ctx, func() bool { return true })
 				return nil

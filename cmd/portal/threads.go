@@ -3,18 +3,37 @@ package main
 import (
 	"os"
 	"runtime"
+
+	"portal/internal/apiserver"
 )
 
 // extraThreads bounds by how many threads a server runs more than there are CPUs.
 const extraThreads = 4
 
-// runMoreThreads lets a server's goroutines run on twice as many threads as there are CPUs, on small machines, and returns how many CPUs there
-// are; unless GOMAXPROCS says otherwise. Go's scheduler looks for packets when a thread has nothing to do, or else every 10 ms: on two CPUs a list of everything
-// and a collection of garbage keep both threads busy, and whoever asks meanwhile waits. With idle threads the kernel decides, within a millisecond or two.
-func runMoreThreads() (cpus int) {
-	cpus = runtime.GOMAXPROCS(0)
-	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(cpus + min(cpus, extraThreads))
+// threadsByLoad lets a server's goroutines run on up to twice as many threads as there are CPUs while requests with large answers wait for each other;
+// unless GOMAXPROCS says otherwise. Go's scheduler looks for packets when a thread has nothing to do, or else every 10 ms: on two CPUs a list of everything and a
+// collection of garbage keep both threads busy, and whoever asks meanwhile waits. With idle threads the kernel decides, within a millisecond or two. At other
+// times more threads would only take CPU from Pods on the same machine.
+func threadsByLoad() func(apiserver.Load) {
+	cpus := runtime.GOMAXPROCS(0)
+	now := cpus
+	return func(load apiserver.Load) {
+		want := cpus
+		if load.Waiting {
+			want += min(cpus, extraThreads)
+		}
+		if want != now && os.Getenv("GOMAXPROCS") == "" {
+			now = want
+			runtime.GOMAXPROCS(want)
+		}
 	}
-	return cpus
+}
+
+// adapt is called by one goroutine at a time when the load of a server changes.
+func adapt() func(apiserver.Load) {
+	collect, threads := collectByLoad(), threadsByLoad()
+	return func(load apiserver.Load) {
+		collect(load)
+		threads(load)
+	}
 }

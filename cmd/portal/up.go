@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -28,7 +29,7 @@ type upOptions struct {
 
 func newUpCommand() *cobra.Command {
 	o := upOptions{server: server.DefaultOptions()}
-	o.server.OnLoad = collectByLoad()
+	o.server.OnLoad, o.server.CPUs = adapt(), runtime.GOMAXPROCS(0)
 	if dir := userDataDir(); dir != "" {
 		o.server.DataDir = dir
 	}
@@ -94,7 +95,6 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		o.server.ClusterCIDRs = upPodCIDRs()
 	}
 	collectAt(garbageOfServer)
-	o.server.CPUs = runMoreThreads()
 	fmt.Fprintln(out, "Portal is starting ...")
 	// What runs beside the server ends with the same signal, and is waited for.
 	var beside sync.WaitGroup
