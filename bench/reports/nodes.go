@@ -122,7 +122,7 @@ func renew(ctx context.Context, client kubernetes.Interface, name string) error 
 
 const (
 	// Each part has trouble now and then, once in troubleEvery on average, for a while.
-	troubleEvery, troubleFor = 2 * time.Hour, time.Minute
+	troubleEvery, troubleFor = 30 * time.Minute, time.Minute
 )
 
 // publish reports as a part does.

@@ -140,7 +140,7 @@ func (v *View) selectorFix(s *Service, f *Finding) (fix []string, sure bool) {
 	return []string{kubectl(s.Namespace, "set selector service %s app=%s", s.Name, s.Name)}, false
 }
 
-// nameKeys are labels by which applications are usually told apart.
+// nameKeys are the labels that usually distinguish applications.
 var nameKeys = []string{"app", "app.kubernetes.io/name", "k8s-app", "run", "name"}
 
 // orphan are the labels of the only Pods in a namespace that no Service selects.

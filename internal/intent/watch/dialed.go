@@ -32,7 +32,7 @@ func RememberDialed(config *rest.Config) (*rest.Config, *Dialed) {
 	}
 	config = rest.CopyConfig(config)
 	config.Dial = d.dialAndRemember
-	// A transport of its own dials by itself, unless it can be told how.
+	// A transport of its own dials by itself, unless its dial function can be set.
 	if t, ok := config.Transport.(interface {
 		WithDial(func(ctx context.Context, network, address string) (net.Conn, error)) http.RoundTripper
 	}); ok {

@@ -115,7 +115,7 @@ func TestResumes(t *testing.T) {
 			eventually(t, time.Minute, "complete", cluster.Complete)
 			for round := range 3 {
 				api.Kill()
-				eventually(t, 20*time.Second, "told that the API is away", func() bool {
+				eventually(t, 20*time.Second, "the API reported as away", func() bool {
 					return !slices.ContainsFunc(w.Status(), func(s Status) bool { return s.Connected })
 				})
 				api.Lists()
@@ -145,7 +145,7 @@ func TestResumesFromAnOldAPI(t *testing.T) {
 	cluster, w := watched(t, api, intent.Services)
 	eventually(t, time.Minute, "complete", cluster.Complete)
 	api.Kill()
-	eventually(t, 20*time.Second, "told that the API is away", func() bool { return !w.Status()[0].Connected })
+	eventually(t, 20*time.Second, "the API reported as away", func() bool { return !w.Status()[0].Connected })
 	api.Lists()
 	if _, err := api.Start(api.Addr()); err != nil {
 		t.Fatal(err)
@@ -170,7 +170,7 @@ func TestRestoredToAnOlderVersion(t *testing.T) {
 		cluster, w := watched(t, api, intent.Services)
 		eventually(t, time.Minute, "complete", cluster.Complete)
 		api.Kill()
-		eventually(t, 20*time.Second, "told that the API is away", func() bool { return !w.Status()[0].Connected })
+		eventually(t, 20*time.Second, "the API reported as away", func() bool { return !w.Status()[0].Connected })
 		restored := watchtest.New(100, "u1")
 		restored.Old = old
 		restored.Put(service("before-backup", "10.96.0.2"))
@@ -223,7 +223,7 @@ func TestAnotherClusterBehindTheSameAddress(t *testing.T) {
 	cluster, w := watched(t, api, intent.Services)
 	eventually(t, time.Minute, "complete", cluster.Complete)
 	api.Kill()
-	eventually(t, time.Minute, "told that the API is away", func() bool { s := w.Status()[0]; return !s.Connected && s.Listed && s.Err != nil })
+	eventually(t, time.Minute, "the API reported as away", func() bool { s := w.Status()[0]; return !s.Connected && s.Listed && s.Err != nil })
 	other := watchtest.New(50, "u2")
 	other.Put(service("only-new", "10.96.0.3"), service("both", "10.96.0.1"))
 	for range 100 { // its versions pass the old server's

@@ -65,10 +65,9 @@ async function load(page, path, there) {
   return found;
 }
 
-/** budget checks what a page takes. One that is slow is loaded again: others may use the machine just then. */
+/** budget checks what a page takes. */
 async function budget(page, path, there) {
-  let found = await load(page, path, there);
-  for (let i = 0; given.strict && !(found.paint < maxPaint) && i < 4; i++) found = await load(page, path, there);
+  const found = await load(page, path, there);
   assert.ok(found.bytes > 10_000 && found.bytes < maxBytes, `/${path} takes ${found.bytes} bytes`);
   if (given.strict) assert.ok(found.paint < maxPaint, `the first paint of /${path} took ${found.paint} ms`);
 }

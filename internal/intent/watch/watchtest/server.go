@@ -1,5 +1,5 @@
 // Package watchtest is an API server of a hundred lines for tests of what watches one: lists in pages, watches from a
-// version, forgets history when told to, can be killed and come back with another store.
+// version, forgets history on request, can be killed and come back with another store.
 package watchtest
 
 import (
