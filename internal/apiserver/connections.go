@@ -39,6 +39,8 @@ type limitedListener struct {
 	net.Listener
 	max     int
 	timeout time.Duration
+	// handshakes bounds those that are computed at once.
+	handshakes *handshakes
 	// count, if set, is called with the number of open connections when that changes.
 	count func(open int)
 
@@ -54,8 +56,10 @@ type limitedListener struct {
 	logged          time.Time
 }
 
-func limitConnections(inner net.Listener, most int, timeout time.Duration) *limitedListener {
-	return &limitedListener{Listener: inner, max: most, timeout: timeout, closed: make(chan struct{}), byAddress: map[string]*list.Element{}}
+func limitConnections(inner net.Listener, most, cpus int, timeout time.Duration, waited func()) *limitedListener {
+	return &limitedListener{
+		Listener: inner, max: most, timeout: timeout, handshakes: newHandshakes(cpus, waited), closed: make(chan struct{}), byAddress: map[string]*list.Element{},
+	}
 }
 
 // Close ends Accept. Connections stay.
@@ -81,7 +85,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 }
 
 func (l *limitedListener) admit(conn net.Conn) net.Conn {
-	c := &limitedConn{Conn: conn, listener: l, address: conn.RemoteAddr().String()}
+	c := &limitedConn{Conn: conn, listener: l, address: conn.RemoteAddr().String(), greeting: greeting{handshakes: l.handshakes}}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.open >= l.max {
@@ -161,9 +165,25 @@ type limitedConn struct {
 	address  string
 	timer    *time.Timer
 	closed   bool
+	greeting greeting
+}
+
+func (c *limitedConn) Read(data []byte) (int, error) {
+	c.greeting.rest()
+	n, err := c.Conn.Read(data)
+	if err == nil {
+		c.greeting.heard()
+	}
+	return n, err
+}
+
+func (c *limitedConn) Write(data []byte) (int, error) {
+	c.greeting.answered()
+	return c.Conn.Write(data)
 }
 
 func (c *limitedConn) Close() error {
+	c.greeting.answered()
 	c.listener.mu.Lock()
 	defer c.listener.mu.Unlock()
 	c.listener.drop(c)

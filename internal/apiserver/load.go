@@ -9,7 +9,7 @@ import (
 type Load struct {
 	// Connections are those of clients that are open.
 	Connections int
-	// Waiting: requests with large answers have waited for others of their user, a moment ago. Small ones leave little garbage.
+	// Waiting: requests with large answers have waited for others of their user, or TLS handshakes for each other, a moment ago. Small requests leave little garbage.
 	Waiting bool
 }
 
