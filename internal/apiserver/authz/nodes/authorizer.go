@@ -44,7 +44,7 @@ var (
 )
 
 // Authorize has no opinion on what a node may not do, so that a role could allow it.
-func (z Authorizer) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (z Authorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	node, ok := Identify(a.GetUser())
 	if !ok {
 		return authorizer.DecisionNoOpinion, "", nil
@@ -52,17 +52,17 @@ func (z Authorizer) Authorize(_ context.Context, a authorizer.Attributes) (autho
 	if node == "" {
 		return authorizer.DecisionNoOpinion, "the user name does not say which node this is", nil
 	}
-	if reason := z.refusal(node, a); reason != "" {
+	if reason := z.refusal(ctx, node, a); reason != "" {
 		return authorizer.DecisionNoOpinion, reason, nil
 	}
 	return authorizer.DecisionAllow, "", nil
 }
 
 // refusal is why a node may not do something; "": it may.
-func (z Authorizer) refusal(node string, a authorizer.Attributes) string {
+func (z Authorizer) refusal(ctx context.Context, node string, a authorizer.Attributes) string {
 	if a.IsResourceRequest() {
 		if judge := resources[schema.GroupResource{Group: a.GetAPIGroup(), Resource: a.GetResource()}]; judge != nil {
-			return judge(z.Graph, node, a)
+			return judge(ctx, z.Graph, node, a)
 		}
 	}
 	asked := &rbac.Request{
@@ -80,17 +80,17 @@ func (z Authorizer) refusal(node string, a authorizer.Attributes) string {
 const notForNodes = "nodes don't do this"
 
 // resources are those where it matters which node asks. For objects that don't exist yet, the node restriction decides.
-var resources = map[schema.GroupResource]func(*Graph, string, authorizer.Attributes) string{
-	corev1.Resource("secrets"):                func(g *Graph, n string, a authorizer.Attributes) string { return readNeeded(g, n, Secret, a) },
-	corev1.Resource("configmaps"):             func(g *Graph, n string, a authorizer.Attributes) string { return readNeeded(g, n, ConfigMap, a) },
+var resources = map[schema.GroupResource]func(context.Context, *Graph, string, authorizer.Attributes) string{
+	corev1.Resource("secrets"):                func(ctx context.Context, g *Graph, n string, a authorizer.Attributes) string { return readNeeded(ctx, g, n, Secret, a) },
+	corev1.Resource("configmaps"):             func(ctx context.Context, g *Graph, n string, a authorizer.Attributes) string { return readNeeded(ctx, g, n, ConfigMap, a) },
 	corev1.Resource("serviceaccounts"):        serviceAccounts,
 	corev1.Resource("persistentvolumeclaims"): volumeClaims,
 	corev1.Resource("persistentvolumes"):      unrelated,
 	corev1.Resource("nodes"):                  ownNode,
 	corev1.Resource("pods"):                   pods,
 
-	{Group: "resource.k8s.io", Resource: "resourceclaims"}: func(g *Graph, n string, a authorizer.Attributes) string {
-		return getNeeded(g, n, ResourceClaim, a)
+	{Group: "resource.k8s.io", Resource: "resourceclaims"}: func(ctx context.Context, g *Graph, n string, a authorizer.Attributes) string {
+		return getNeeded(ctx, g, n, ResourceClaim, a)
 	},
 	{Group: "resource.k8s.io", Resource: "resourceslices"}:                resourceSlices,
 	{Group: "storage.k8s.io", Resource: "csinodes"}:                       ownCSINode,
@@ -100,56 +100,56 @@ var resources = map[schema.GroupResource]func(*Graph, string, authorizer.Attribu
 	{Group: reports.Group, Resource: reports.Resource}:                    ownReports,
 }
 
-func needed(g *Graph, node string, kind Kind, a authorizer.Attributes) string {
+func needed(ctx context.Context, g *Graph, node string, kind Kind, a authorizer.Attributes) string {
 	if a.GetName() == "" {
 		return "nodes read single objects of this kind, by name"
 	}
-	if !g.Needs(node, kind, a.GetNamespace(), a.GetName()) {
+	if !g.Needs(ctx, node, kind, a.GetNamespace(), a.GetName()) {
 		return "no Pod of this node refers to it"
 	}
 	return ""
 }
 
 // unrelated are kinds that this API does not serve, so that nothing relates them to a node.
-func unrelated(*Graph, string, authorizer.Attributes) string {
+func unrelated(context.Context, *Graph, string, authorizer.Attributes) string {
 	return "no Pod of this node refers to it"
 }
 
 // readNeeded allows to get, list and watch single objects that Pods of the node refer to.
-func readNeeded(g *Graph, node string, kind Kind, a authorizer.Attributes) string {
+func readNeeded(ctx context.Context, g *Graph, node string, kind Kind, a authorizer.Attributes) string {
 	if !oneOf(a.GetVerb(), "get", "list", "watch") || a.GetSubresource() != "" || a.GetNamespace() == "" {
 		return "nodes only read objects of this kind, in a namespace"
 	}
-	return needed(g, node, kind, a)
+	return needed(ctx, g, node, kind, a)
 }
 
-func getNeeded(g *Graph, node string, kind Kind, a authorizer.Attributes) string {
+func getNeeded(ctx context.Context, g *Graph, node string, kind Kind, a authorizer.Attributes) string {
 	if a.GetVerb() != "get" || a.GetSubresource() != "" {
 		return "nodes only get single objects of this kind"
 	}
-	return needed(g, node, kind, a)
+	return needed(ctx, g, node, kind, a)
 }
 
 // serviceAccounts can be read, and tokens made for them, if Pods of the node run as them.
-func serviceAccounts(g *Graph, node string, a authorizer.Attributes) string {
+func serviceAccounts(ctx context.Context, g *Graph, node string, a authorizer.Attributes) string {
 	switch {
 	case a.GetVerb() == "get" && a.GetSubresource() == "":
-		return readNeeded(g, node, ServiceAccount, a)
+		return readNeeded(ctx, g, node, ServiceAccount, a)
 	case a.GetVerb() == "create" && a.GetSubresource() == "token":
-		return needed(g, node, ServiceAccount, a)
+		return needed(ctx, g, node, ServiceAccount, a)
 	}
 	return "nodes only get ServiceAccounts and create tokens for them"
 }
 
-func volumeClaims(g *Graph, node string, a authorizer.Attributes) string {
+func volumeClaims(ctx context.Context, g *Graph, node string, a authorizer.Attributes) string {
 	if a.GetSubresource() == "status" && oneOf(a.GetVerb(), "update", "patch") {
-		return needed(g, node, VolumeClaim, a)
+		return needed(ctx, g, node, VolumeClaim, a)
 	}
-	return getNeeded(g, node, VolumeClaim, a)
+	return getNeeded(ctx, g, node, VolumeClaim, a)
 }
 
 // ownNode lets a node look for its Node before that exists.
-func ownNode(_ *Graph, node string, a authorizer.Attributes) string {
+func ownNode(_ context.Context, _ *Graph, node string, a authorizer.Attributes) string {
 	switch verb := a.GetVerb(); a.GetSubresource() {
 	case "":
 		if oneOf(verb, "create", "update", "patch") {
@@ -169,7 +169,7 @@ func ownNode(_ *Graph, node string, a authorizer.Attributes) string {
 	return notForNodes
 }
 
-func pods(g *Graph, node string, a authorizer.Attributes) string {
+func pods(ctx context.Context, g *Graph, node string, a authorizer.Attributes) string {
 	verb := a.GetVerb()
 	switch a.GetSubresource() {
 	case "":
@@ -177,7 +177,7 @@ func pods(g *Graph, node string, a authorizer.Attributes) string {
 		case oneOf(verb, "create", "delete"):
 			return ""
 		case verb == "get":
-			return needed(g, node, Pod, a)
+			return needed(ctx, g, node, Pod, a)
 		case oneOf(verb, "list", "watch"):
 			if selectsNode(a, node) {
 				return ""
@@ -185,7 +185,7 @@ func pods(g *Graph, node string, a authorizer.Attributes) string {
 			if a.GetName() == "" {
 				return "a node lists and watches Pods by the field selector spec.nodeName=" + node + " only"
 			}
-			return needed(g, node, Pod, a)
+			return needed(ctx, g, node, Pod, a)
 		}
 	case "status":
 		if oneOf(verb, "update", "patch") {
@@ -199,7 +199,7 @@ func pods(g *Graph, node string, a authorizer.Attributes) string {
 	return notForNodes
 }
 
-func ownLease(_ *Graph, node string, a authorizer.Attributes) string {
+func ownLease(_ context.Context, _ *Graph, node string, a authorizer.Attributes) string {
 	switch {
 	case !oneOf(a.GetVerb(), "get", "create", "update", "patch", "delete"):
 		return "a node gets, creates, updates, patches and deletes its own Lease only"
@@ -211,7 +211,7 @@ func ownLease(_ *Graph, node string, a authorizer.Attributes) string {
 	return ""
 }
 
-func ownCSINode(_ *Graph, node string, a authorizer.Attributes) string {
+func ownCSINode(_ context.Context, _ *Graph, node string, a authorizer.Attributes) string {
 	if !oneOf(a.GetVerb(), "get", "create", "update", "patch", "delete") || a.GetSubresource() != "" {
 		return "a node gets, creates, updates, patches and deletes its own CSINode only"
 	}
@@ -222,7 +222,7 @@ func ownCSINode(_ *Graph, node string, a authorizer.Attributes) string {
 }
 
 // ownReports lets a node write what its parts report.
-func ownReports(_ *Graph, node string, a authorizer.Attributes) string {
+func ownReports(_ context.Context, _ *Graph, node string, a authorizer.Attributes) string {
 	if !oneOf(a.GetVerb(), "get", "create", "update") || a.GetSubresource() != "" {
 		return "a node gets, creates and updates its own NodeReports only"
 	}
@@ -232,14 +232,14 @@ func ownReports(_ *Graph, node string, a authorizer.Attributes) string {
 	return ""
 }
 
-func resourceSlices(_ *Graph, node string, a authorizer.Attributes) string {
+func resourceSlices(_ context.Context, _ *Graph, node string, a authorizer.Attributes) string {
 	if a.GetSubresource() != "" {
 		return notForNodes
 	}
 	return createOrSelect(node, a, "list", "watch", "deletecollection")
 }
 
-func podCertificateRequests(_ *Graph, node string, a authorizer.Attributes) string {
+func podCertificateRequests(_ context.Context, _ *Graph, node string, a authorizer.Attributes) string {
 	if a.GetSubresource() != "" {
 		return notForNodes
 	}

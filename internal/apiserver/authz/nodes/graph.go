@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -27,6 +29,7 @@ type object struct {
 type Graph struct {
 	synced chan struct{} // closed when all Pods are in it
 	once   sync.Once
+	source atomic.Pointer[Source] // where the Pods are read; nil before Run
 
 	mu sync.RWMutex
 	// pods are the Pods that have a node, and needed how many Pods of each node refer to an object.
@@ -45,11 +48,45 @@ func NewGraph() *Graph {
 	return &Graph{synced: make(chan struct{}), pods: map[object]placed{}, needed: map[object]map[string]int{}}
 }
 
-// Needs says whether a Pod on a node is, or refers to, an object.
-func (g *Graph) Needs(node string, kind Kind, namespace, name string) bool {
+// Needs says whether a Pod on a node is, or refers to, an object. A node may have heard of its Pod a moment before the graph: before the
+// answer is no, the Pods are looked at.
+func (g *Graph) Needs(ctx context.Context, node string, kind Kind, namespace, name string) bool {
+	at := object{kind, namespace, name}
 	g.mu.RLock()
-	defer g.mu.RUnlock()
-	return g.needed[object{kind, namespace, name}][node] > 0
+	needed := g.needed[at][node] > 0
+	g.mu.RUnlock()
+	return needed || g.look(ctx, node, at)
+}
+
+// look is Needs by the Pods of a node as they are in the API's cache, from which nodes hear of them.
+func (g *Graph) look(ctx context.Context, node string, at object) bool {
+	source := g.source.Load()
+	if source == nil {
+		return false
+	}
+	list, err := (*source).List(request.WithNamespace(ctx, at.namespace), &metainternalversion.ListOptions{
+		ResourceVersion: "0", FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node),
+	})
+	pods, ok := list.(*corev1.PodList)
+	if err != nil || !ok {
+		return false
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if pod.Spec.NodeName == node && (at == object{Pod, pod.Namespace, pod.Name} || slices.Contains(granted(pod), Reference{at.kind, at.name})) {
+			return true
+		}
+	}
+	return false
+}
+
+// granted is what a Pod lets its node read. A node makes mirror Pods itself: one that grants something would be an escalation. They are
+// denied when they are created, but an older version may have stored one.
+func granted(pod *corev1.Pod) []Reference {
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror || pod.Spec.NodeName == "" {
+		return nil
+	}
+	return References(pod)
 }
 
 // Source is where the Pods are read: the API's own storage, which costs no connection and no decoding.
@@ -60,6 +97,7 @@ type Source interface {
 
 // Run follows the Pods until ctx ends. It keeps what Graph says of them and not the Pods.
 func (g *Graph) Run(ctx context.Context, pods Source) {
+	g.source.Store(&pods)
 	lw := listWatch{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			return pods.List(everywhere(ctx), options(o))
@@ -113,12 +151,7 @@ func (g *Graph) WaitSynced(ctx context.Context) bool {
 // set puts a Pod in its place, or takes it out if it has no node. g.mu is held.
 func (g *Graph) set(pod *corev1.Pod) {
 	at := object{Pod, pod.Namespace, pod.Name}
-	next := placed{node: pod.Spec.NodeName}
-	// A node makes mirror Pods itself: one that grants something would be an escalation. They are denied when they are created,
-	// but an older version may have stored one.
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !mirror && next.node != "" {
-		next.references = References(pod)
-	}
+	next := placed{node: pod.Spec.NodeName, references: granted(pod)}
 	if was, ok := g.pods[at]; ok {
 		if was.node == next.node && slices.Equal(was.references, next.references) {
 			return

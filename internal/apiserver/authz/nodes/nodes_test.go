@@ -9,11 +9,14 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"portal/internal/rbac/policy"
 )
@@ -120,7 +123,7 @@ func TestGraphFollows(t *testing.T) {
 	}
 	expect := func(node, name string, want bool) {
 		t.Helper()
-		if got := g.Needs(node, Secret, "ns", name); got != want {
+		if got := g.Needs(t.Context(), node, Secret, "ns", name); got != want {
 			t.Errorf("%s needs %s: %v", node, name, got)
 		}
 	}
@@ -129,7 +132,7 @@ func TestGraphFollows(t *testing.T) {
 	must(s.Update(pod("ns", "pending", "n1", secretVolume("a"))))
 	expect("n1", "a", true)
 	expect("n2", "a", false)
-	if g.Needs("n1", ConfigMap, "ns", "a") || g.Needs("n1", Secret, "other", "a") || !g.Needs("n1", Pod, "ns", "pending") {
+	if g.Needs(t.Context(), "n1", ConfigMap, "ns", "a") || g.Needs(t.Context(), "n1", Secret, "other", "a") || !g.Needs(t.Context(), "n1", Pod, "ns", "pending") {
 		t.Error("other objects are needed")
 	}
 	must(s.Add(pod("ns", "second", "n1", secretVolume("a"), secretVolume("b"))))
@@ -144,14 +147,14 @@ func TestGraphFollows(t *testing.T) {
 		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
 	})))
 	expect("n1", "m", false)
-	if !g.Needs("n1", Pod, "ns", "mirror") {
+	if !g.Needs(t.Context(), "n1", Pod, "ns", "mirror") {
 		t.Error("a mirror Pod is not its node's")
 	}
 	// Deleted and created anew elsewhere while the watch was lost.
 	must(s.Replace([]any{pod("ns", "mirror", "n2", secretVolume("c"))}, "9"))
 	expect("n1", "c", false)
 	expect("n2", "c", true)
-	if g.Needs("n1", Pod, "ns", "mirror") {
+	if g.Needs(t.Context(), "n1", Pod, "ns", "mirror") {
 		t.Error("n1 keeps a Pod that is gone")
 	}
 	must(s.Replace(nil, "10"))
@@ -166,6 +169,44 @@ func TestGraphFollows(t *testing.T) {
 	}
 }
 
+// A node that asks for what its Pod needs before the graph has heard of the Pod is not refused.
+func TestGraphLooks(t *testing.T) {
+	g := NewGraph()
+	var pods Source = listed{pods: []corev1.Pod{
+		*pod("ns", "new", "n1", secretVolume("a")), *pod("ns", "other", "n2", secretVolume("b")),
+		*pod("ns", "mirror", "n1", secretVolume("m"), func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} }),
+	}}
+	g.source.Store(&pods)
+	for _, c := range []struct {
+		kind            Kind
+		namespace, name string
+		want            bool
+	}{
+		{Secret, "ns", "a", true}, {Pod, "ns", "new", true}, {Secret, "ns", "b", false}, {Pod, "ns", "other", false}, {Secret, "elsewhere", "a", false},
+		{ConfigMap, "ns", "a", false}, {Secret, "ns", "m", false}, {Pod, "ns", "mirror", true},
+	} {
+		if got := g.Needs(t.Context(), "n1", c.kind, c.namespace, c.name); got != c.want {
+			t.Errorf("n1 needs %d %s/%s: %v", c.kind, c.namespace, c.name, got)
+		}
+	}
+}
+
+// listed are Pods that the API has.
+type listed struct {
+	Source
+	pods []corev1.Pod
+}
+
+func (l listed) List(ctx context.Context, o *metainternalversion.ListOptions) (runtime.Object, error) {
+	out := &corev1.PodList{}
+	for _, p := range l.pods {
+		if p.Namespace == request.NamespaceValue(ctx) && o.FieldSelector.Matches(fields.Set{"spec.nodeName": p.Spec.NodeName}) {
+			out.Items = append(out.Items, p)
+		}
+	}
+	return out, nil
+}
+
 // TestGraphUnderChange compares the graph with the Pods themselves after many changes, while others read it.
 func TestGraphUnderChange(t *testing.T) {
 	g := NewGraph()
@@ -175,7 +216,7 @@ func TestGraphUnderChange(t *testing.T) {
 	for range 4 {
 		readers.Go(func() {
 			for ctx.Err() == nil {
-				g.Needs("n1", Secret, "ns", "s1")
+				g.Needs(t.Context(), "n1", Secret, "ns", "s1")
 			}
 		})
 	}
@@ -207,7 +248,7 @@ func TestGraphUnderChange(t *testing.T) {
 			for _, p := range current {
 				want = want || p.Spec.NodeName == node && slices.Contains(References(p), Reference{Secret, secret})
 			}
-			if got := g.Needs(node, Secret, "ns", secret); got != want {
+			if got := g.Needs(t.Context(), node, Secret, "ns", secret); got != want {
 				t.Errorf("%s needs %s: %v, want %v", node, secret, got, want)
 			}
 		}
