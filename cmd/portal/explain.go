@@ -117,11 +117,11 @@ func (o *explainOptions) run(cmd *cobra.Command, args []string) error {
 	if q.Namespace != "" {
 		options.Namespace = q.Namespace
 	}
-	evidence, err := o.gather(cmd, options)
+	view, err := o.look(cmd, options, q)
 	if err != nil {
 		return err
 	}
-	answer, err := explain.Ask(explain.Look(evidence), q)
+	answer, err := explain.Ask(view, q)
 	if err != nil {
 		return usageError{err}
 	}
@@ -134,6 +134,31 @@ func (o *explainOptions) run(cmd *cobra.Command, args []string) error {
 		err = foundError{}
 	}
 	return err
+}
+
+// startPatience is how long Pods that have just started may take until they listen.
+const startPatience = 10 * time.Second
+
+// look reads the evidence; again if the Pods that the question is about are just starting.
+func (o *explainOptions) look(cmd *cobra.Command, options gather.Options, q explain.Question) (*explain.View, error) {
+	for begun, said := time.Now(), false; ; {
+		evidence, err := o.gather(cmd, options)
+		if err != nil {
+			return nil, err
+		}
+		view := explain.Look(evidence)
+		starting := view.Starting(q)
+		if len(starting) == 0 || time.Since(begun) > startPatience {
+			return view, nil
+		}
+		if !said {
+			said = true
+			fmt.Fprintf(cmd.ErrOrStderr(), "waiting until Pod %s, which has just started, listens\n", starting[0])
+		}
+		if !wait(cmd.Context(), time.Second) {
+			return nil, cmd.Context().Err()
+		}
+	}
 }
 
 // gather reads the evidence, within the time limit.

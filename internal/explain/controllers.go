@@ -80,7 +80,7 @@ func (v *View) unattended() (out []Ref) {
 		return nil
 	}
 	for _, s := range v.order {
-		if !s.selects() {
+		if !s.selects() || s.DeletionTimestamp != nil {
 			continue
 		}
 		if f, ok := v.stale(s); ok && f.Severity == Broken {

@@ -120,6 +120,7 @@ var consequences = map[string][]string{
 	"node-not-ready":         {"endpoint-unreachable", "service-unreachable", "pods-unready", "proxy-unreachable", "endpoints-stale", "dns-no-endpoints", "policy-local", "pods-pending", "pod-lost", "clock-skew"},
 	"controllers-stopped":    {"endpoints-stale", "no-endpoints", "dns-no-endpoints", "selector-no-pods", "workload-empty"},
 	"namespace-terminating":  {"no-endpoints", "workload-empty", "workload-short", "selector-no-pods", "selector-typo", "selector-namespace", "pods-terminating", "endpoints-stale", "service-deleting", "pods-pending"},
+	"service-deleting":       {"endpoints-stale", "no-endpoints", "frontend-missing", "service-unreachable"},
 	"workload-short":         {"pods-ended", "pods-terminating"},
 	"selector-typo":          {"no-endpoints"},
 	"selector-no-pods":       {"no-endpoints"},
@@ -214,7 +215,7 @@ func fold(all []Finding) []Finding {
 		for _, r := range all[i].refs() {
 			for _, j := range about[r] {
 				// What is explained is about this object itself: a finding that only touches it may have other reasons.
-				if i == j || gone[j] || all[j].Object != r || !slices.Contains(follows, all[j].Code) {
+				if i == j || gone[j] || all[j].Object != r || !slices.Contains(follows, all[j].Code) || otherPort(all[i].Field, all[j].Field) {
 					continue
 				}
 				gone[j] = true
@@ -232,6 +233,15 @@ func fold(all []Finding) []Finding {
 		}
 	}
 	return out
+}
+
+// otherPort says whether two fields are of different ports of a Service: what is wrong with one explains nothing about the other.
+func otherPort(a, b string) bool {
+	portOf := func(field string) string {
+		port, _, _ := strings.Cut(field, "]")
+		return port
+	}
+	return strings.HasPrefix(a, "spec.ports[") && strings.HasPrefix(b, "spec.ports[") && portOf(a) != portOf(b)
 }
 
 func (f *Finding) refs() []Ref {

@@ -19,8 +19,22 @@ type Focus struct {
 }
 
 // FocusOn decides it, from what the API has.
-func FocusOn(e *Evidence, q Question) (out Focus) {
-	v := Look(e)
+func FocusOn(e *Evidence, q Question) Focus { return Look(e).focus(q) }
+
+// Starting are Pods of the Service that a question is about which have just become ready and listen nowhere yet: in a moment there is more to say about them.
+func (v *View) Starting(q Question) (out []string) {
+	namespace, name, _ := strings.Cut(v.focus(q).Service, "/")
+	if s := v.Service(namespace, name); s != nil {
+		for _, p := range s.Pods {
+			if v.starts(p) {
+				out = append(out, p.Name)
+			}
+		}
+	}
+	return out
+}
+
+func (v *View) focus(q Question) (out Focus) {
 	switch q.Kind {
 	case "service":
 		out.about(v, v.Service(q.Namespace, q.Name))

@@ -51,9 +51,22 @@ func probePort(c *corev1.Container, kind string) (port int32, named string) {
 	return 0, at.StrVal
 }
 
-// unhealthy is what the newest Event about a probe of a kind says; of one container, or of any.
+// refusedConnection is how a probe reports that nothing listens.
+const refusedConnection = "connection refused"
+
+// unhealthy is what the newest Event about a probe of a kind says; of one container, or of any. A refused connection counts last: between its restarts
+// a container refuses, whatever it answers otherwise.
 func (v *View) unhealthy(p *corev1.Pod, kind, container string) (string, bool) {
 	var newest *corev1.Event
+	later := func(e *corev1.Event) bool {
+		if newest == nil {
+			return true
+		}
+		if a, b := strings.Contains(e.Message, refusedConnection), strings.Contains(newest.Message, refusedConnection); a != b {
+			return b
+		}
+		return lastSeen(e).After(lastSeen(newest))
+	}
 	for _, e := range v.events[podRef(p)] {
 		if e.Reason != "Unhealthy" || !strings.HasPrefix(strings.ToLower(e.Message), kind) {
 			continue
@@ -61,7 +74,7 @@ func (v *View) unhealthy(p *corev1.Pod, kind, container string) (string, bool) {
 		if field := e.InvolvedObject.FieldPath; container != "" && strings.HasPrefix(field, "spec.containers{") && field != "spec.containers{"+container+"}" {
 			continue
 		}
-		if newest == nil || lastSeen(e).After(lastSeen(newest)) {
+		if later(e) {
 			newest = e
 		}
 	}
@@ -100,6 +113,10 @@ func (v *View) probeTrouble(p *corev1.Pod, kind, message string, at time.Time, r
 		t.reason = "its liveness probe fails, so that it is restarted again and again"
 	}
 	if why, ok := v.wrongProbePort(p, kind); ok {
+		t.code, t.reason, t.rank = kind+"-port", why, 8
+		return t
+	}
+	if why, ok := v.undeclaredProbePort(p, kind); ok && strings.Contains(message, refusedConnection) && probeHost(p, kind) == "" {
 		t.code, t.reason, t.rank = kind+"-port", why, 8
 		return t
 	}
@@ -168,6 +185,24 @@ func (v *View) wrongProbePort(p *corev1.Pod, kind string) (string, bool) {
 				return fmt.Sprintf("the %s probe of the container %s asks port %d, and its processes listen at %s", kind, c.Name, port, v.portList(p, corev1.ProtocolTCP)), true
 			}
 		}
+	}
+	return "", false
+}
+
+// undeclaredProbePort: nothing listens in the Pod at this moment, since its containers are being restarted, and the probe asks a port that its container does not
+// declare, while it declares others.
+func (v *View) undeclaredProbePort(p *corev1.Pod, kind string) (string, bool) {
+	if len(v.openPorts(p, corev1.ProtocolTCP)) > 0 {
+		return "", false
+	}
+	for _, i := range suspects(p, kind) {
+		c := &p.Spec.Containers[i]
+		port, _ := probePort(c, kind)
+		tcp := slices.DeleteFunc(slices.Clone(c.Ports), func(cp corev1.ContainerPort) bool { return containerProtocol(&cp) != corev1.ProtocolTCP })
+		if port == 0 || len(tcp) == 0 || slices.ContainsFunc(tcp, func(cp corev1.ContainerPort) bool { return cp.ContainerPort == port }) {
+			continue
+		}
+		return fmt.Sprintf("the %s probe of the container %s asks port %d, where nothing listens, and the container declares port %d", kind, c.Name, port, tcp[0].ContainerPort), true
 	}
 	return "", false
 }

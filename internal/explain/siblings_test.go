@@ -60,6 +60,34 @@ func waiting(w *world, reason, message string) (*corev1.Pod, *corev1.Pod) {
 
 // siblings are faults of the kinds of the others, with other protocols, families, objects and fields.
 var siblings = []fault{
+	{"a liveness probe that kills, and refusals between restarts", func(w *world) {
+		a, b := bothUnready(w)
+		for _, p := range []*corev1.Pod{a, b} {
+			probe(p, 9376)
+			p.Spec.Containers[0].LivenessProbe, p.Spec.Containers[0].ReadinessProbe = p.Spec.Containers[0].ReadinessProbe, nil
+			crashed(p, 143, "Error")
+			w.event("Pod", p.Name, "Unhealthy", "Liveness probe of container c failed: HTTP status 404")
+			w.event("Pod", p.Name, "Unhealthy", "Liveness probe of container c failed: dial tcp 10.244.1.2:9376: connect: connection refused")
+			w.Events[len(w.Events)-1].LastTimestamp = metav1.NewTime(now.Add(time.Second))
+		}
+		w.owned(a, b)
+	}, web, "liveness-path", "liveness probe", `livenessProbe/httpGet/path","value":"/"`},
+	{"a liveness probe of a wrong port, while the container is down", func(w *world) {
+		a, b := bothUnready(w)
+		for _, p := range []*corev1.Pod{a, b} {
+			probe(p, 9377)
+			p.Spec.Containers[0].LivenessProbe, p.Spec.Containers[0].ReadinessProbe = p.Spec.Containers[0].ReadinessProbe, nil
+			crashed(p, 143, "Error")
+			w.listening(p)
+			w.event("Pod", p.Name, "Unhealthy", "Liveness probe of container c failed: dial tcp 10.244.1.2:9377: connect: connection refused")
+		}
+		w.owned(a, b)
+	}, web, "liveness-port", "asks port 9377", `livenessProbe/httpGet/port","value":9376`},
+	{"a Service that is being deleted, without slices", func(w *world) {
+		s, _, _ := w.web()
+		s.DeletionTimestamp, s.Finalizers = ptr.To(metav1.NewTime(now.Add(-time.Minute))), []string{"example.com/hold"}
+		w.Slices = slices.DeleteFunc(w.Slices, func(slice discoveryv1.EndpointSlice) bool { return slice.Labels[discoveryv1.LabelServiceName] == s.Name })
+	}, web, "service-deleting", "example.com/hold", `"finalizers":null`},
 	{"a slice for another protocol", func(w *world) {
 		_, slice := w.byHand()
 		slice.Ports[0].Protocol = ptr.To(corev1.ProtocolUDP)
@@ -222,6 +250,37 @@ func TestAboutToListen(t *testing.T) {
 			if found != (age > settle) {
 				t.Errorf("%s, ready for %s: found is %t", name, age, found)
 			}
+		}
+	}
+}
+
+// TestStarting: explain waits for the Pods that it is asked about, not for others.
+func TestStarting(t *testing.T) {
+	w := newWorld(t)
+	_, a, _ := w.web()
+	a.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(-time.Second))
+	w.listening(a)
+	v := Look(w.Evidence)
+	if got := v.Starting(web); !slices.Equal(got, []string{a.Name}) {
+		t.Errorf("starting: %v", got)
+	}
+	if got := v.Starting(Question{Kind: "service", Namespace: "shop", Name: "other"}); len(got) > 0 {
+		t.Errorf("starting behind another Service: %v", got)
+	}
+}
+
+// TestTwoPorts: each of two ports that are wrong in their own way has its finding.
+func TestTwoPorts(t *testing.T) {
+	w := newWorld(t)
+	s, _, _ := w.web()
+	s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80, TargetPort: intstr.FromInt32(8080)}, {Name: "b", Port: 81, TargetPort: intstr.FromString("htpp")}}
+	var fields []string
+	for _, f := range All(Look(w.Evidence)) {
+		fields = append(fields, f.Code+" "+f.Field)
+	}
+	for _, want := range []string{"port-not-listening spec.ports[0].targetPort", "target-port-name spec.ports[1].targetPort"} {
+		if !slices.Contains(fields, want) {
+			t.Errorf("%q is not among %q", want, fields)
 		}
 	}
 }
