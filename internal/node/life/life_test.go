@@ -110,6 +110,9 @@ func TestInitContainers(t *testing.T) {
 	}
 	w.until(0)
 	w.wantState("Pending ready=False i:running j:PodInitializing a:PodInitializing")
+	if w.pod.Status.InitContainerStatuses[0].Ready {
+		t.Error("an init container that runs is ready")
+	}
 	if c := w.condition(corev1.PodInitialized); c.Status != corev1.ConditionFalse || c.Reason != "ContainersNotInitialized" || c.Message != "containers with incomplete status: [i j]" {
 		t.Errorf("%+v", c)
 	}

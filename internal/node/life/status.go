@@ -122,7 +122,7 @@ func (s *step) container(c *corev1.Container, init bool) corev1.ContainerStatus 
 	if !r.ended() {
 		started := s.started(c, r)
 		out.Started = &started
-		out.Ready = started && s.ready(c, r)
+		out.Ready = started && s.ready(c, r) && (!init || sidecar(c)) // an init container is ready when it is done
 		out.State.Running = &corev1.ContainerStateRunning{StartedAt: stamp(r.StartedAt)}
 		return out
 	}
