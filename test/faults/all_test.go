@@ -27,6 +27,16 @@ spec: {%s terminationGracePeriodSeconds: 1, containers: [{name: c, image: portal
 ---
 `
 
+// quota is one of the namespace, and quotaCounts waits until it counts: what is made in the same moment may pass.
+func quota(hard string) string {
+	return "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: few, namespace: NS}\nspec: {hard: {" + hard + "}}\n---\n"
+}
+
+const quotaCounts = "kubectl wait -n NS --for=jsonpath='{.status.hard}' resourcequota few --timeout=60s"
+
+// applied is the command that applies objects.
+func applied(objects string) string { return "echo '" + objects + "' | kubectl apply -f -" }
+
 var further = slices.Concat(ofPods, ofPorts, ofNames, ofBalancers, ofAll, strangers, siblings)
 
 var ofAll = []fault{
@@ -34,7 +44,7 @@ var ofAll = []fault{
 	{name: "another key for the same value", objects: backend("web", "app.kubernetes.io/name: web", serving) + service(ofWeb, ports), code: "selector-typo", says: "app.kubernetes.io/name=web"},
 	{name: "labels that nobody has", objects: backend("x", "app: x", serving) + service("selector: {component: front},", ports), at: "none", code: "selector-no-pods", says: "component=front"},
 	{name: "Pods in another namespace", objects: service("selector: {app: NS-there},", ports) + strings.ReplaceAll(backend("web", "app: NS-there", serving), "namespace: NS}", "namespace: default}"), then: []string{"true"}, at: "none", code: "selector-namespace", says: "namespace default"},
-	{name: "a quota", objects: "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: none, namespace: NS}\nspec: {hard: {pods: 0}}\n---\n" + service(ofWeb, ports), then: []string{`kubectl wait -n NS --for=jsonpath='{.status.hard.pods}'=0 resourcequota none --timeout=60s`, "echo '" + backend("web", "app: web", serving) + "' | kubectl apply -f -"}, code: "workload-empty", says: "has none"},
+	{name: "a quota", objects: quota("pods: 0") + service(ofWeb, ports), then: []string{quotaCounts, applied(backend("web", "app: web", serving))}, code: "workload-empty", says: "has none"},
 	{name: "an image that is not there", objects: backend("web", "app: web", serving) + service(ofWeb, ports), then: []string{recreate, `kubectl patch deployment web -n NS -p '{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"web.invalid/web:2","imagePullPolicy":"Never"}]}}}}'`}, code: "pods-image", says: "web.invalid/web:2"},
 	{name: "a container that crashes", objects: backend("web", "app: web", serving) + service(ofWeb, ports), then: []string{recreate, `kubectl patch deployment web -n NS -p '{"spec":{"template":{"spec":{"containers":[{"name":"c","args":["echo","--wrong"]}]}}}}'`}, code: "pods-crashing", says: "again and again"},
 	{name: "no node fits", objects: backend("web", "app: web", serving) + service(ofWeb, ports), then: []string{recreate, `kubectl patch deployment web -n NS -p '{"spec":{"template":{"spec":{"nodeSelector":{"disk":"ssd"}}}}}'`}, code: "pods-pending", says: "no node"},

@@ -80,7 +80,8 @@ const (
 type cluster struct {
 	*lab.Lab
 	env []string
-	dir string
+	// bin has the programs that are typed, and dir what they read.
+	bin, dir string
 }
 
 func startLab(t *testing.T) *cluster {
@@ -114,7 +115,7 @@ func startLab(t *testing.T) *cluster {
 			t.Fatal(err)
 		}
 	}
-	return &cluster{l, append(os.Environ(), "LAB="+l.Name, "KUBECONFIG="+l.Kubeconfig, "PATH="+bin+":"+os.Getenv("PATH")), dir}
+	return &cluster{l, append(os.Environ(), "LAB="+l.Name, "KUBECONFIG="+l.Kubeconfig, "PATH="+bin+":"+os.Getenv("PATH")), bin, dir}
 }
 
 // shell runs a line as a person would.
@@ -374,7 +375,7 @@ func (c *cluster) fix(t *testing.T, f explain.Finding) {
 			var out string
 			var err error
 			if f.On != "" {
-				out, err = c.Node(f.On).Exec(ctx, "bash", "-c", line)
+				out, err = c.Node(f.On).Exec(ctx, "env", "PATH="+c.bin+":"+os.Getenv("PATH"), "bash", "-c", line)
 			} else {
 				out, err = c.shellIn(ctx, dir, line)
 			}

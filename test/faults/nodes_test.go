@@ -56,7 +56,7 @@ func (c *cluster) ofNodes() []nodeFault {
 	}
 	return []nodeFault{
 		{name: "no forwarding", code: "host-setting", says: "net.ipv4.ip_forward is 0", wrong: on("node2", "sysctl -w net.ipv4.ip_forward=0"), fix: true},
-		{name: "no forwarding of IPv6", code: "host-setting", says: "net.ipv6.conf.all.forwarding is 0", wrong: on("node2", "sysctl -w net.ipv6.conf.all.forwarding=0"), fix: true},
+		{name: "no forwarding of IPv6", ask: []string{"service", "s4", "-n", "many"}, code: "host-setting", says: "net.ipv6.conf.all.forwarding is 0", wrong: on("node2", "sysctl -w net.ipv6.conf.all.forwarding=0"), fix: true},
 		{name: "a small MTU", code: "mtu", says: "1280", wrong: on("node2", "ip link set eth0 mtu 1280"), fix: true},
 		{name: "DNS that is blocked", code: "dns-unreachable", says: "node node2", wrong: c.block("output", "udp dport 53", true), right: c.block("output", "", false)},
 		{name: "endpoints that are blocked", code: "endpoint-unreachable", says: "from node node2", wrong: c.block("output", "tcp dport 9376", true), right: c.block("output", "", false)},

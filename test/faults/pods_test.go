@@ -43,7 +43,11 @@ const (
 )
 
 func probed(kind, probe string) string {
-	return serving + fmt.Sprintf("\n        %sProbe: {%s, %s}", kind, probe, fast)
+	often := fast
+	if kind == "liveness" { // what kills a container that has just been started is no fault
+		often = "periodSeconds: 1, failureThreshold: 5"
+	}
+	return serving + fmt.Sprintf("\n        %sProbe: {%s, %s}", kind, probe, often)
 }
 
 var ofPods = []fault{
@@ -73,8 +77,8 @@ var ofPods = []fault{
 	{name: "another scheduler", objects: inTemplate(backend("web", "app: web", serving), "      schedulerName: mine") + service(ofWeb, ports), code: "pods-pending", says: `"mine"`},
 	{name: "a node that does not exist", objects: inTemplate(backend("web", "app: web", serving), "      nodeName: node9") + service(ofWeb, ports), code: "pod-lost", says: "node9"},
 	{name: "a paused Deployment", objects: strings.Replace(backend("web", "app: web", serving), "replicas: 1", "paused: true\n  replicas: 1", 1) + service(ofWeb, ports), code: "workload-empty", says: "paused"},
-	{name: "a quota that asks for requests", objects: "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: cpu, namespace: NS}\nspec: {hard: {requests.cpu: 1}}\n---\n" + backend("web", "app: web", serving) + service(ofWeb, ports), code: "workload-empty", says: "requests.cpu"},
-	{name: "a quota for the second Pod", objects: "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: one, namespace: NS}\nspec: {hard: {pods: 1}}\n---\n" + strings.Replace(backend("web", "app: web", serving), "replicas: 1", "replicas: 2", 1) + service(ofWeb, ports), answers: true, code: "workload-short", says: "1 of the 2"},
+	{name: "a quota that asks for requests", objects: quota("requests.cpu: 1") + service(ofWeb, ports), then: []string{quotaCounts, applied(backend("web", "app: web", serving))}, code: "workload-empty", says: "requests.cpu"},
+	{name: "a quota for the second Pod", objects: quota("pods: 1") + service(ofWeb, ports), then: []string{quotaCounts, applied(strings.Replace(backend("web", "app: web", serving), "replicas: 1", "replicas: 2", 1))}, answers: true, code: "workload-short", says: "1 of the 2"},
 	{name: "a ServiceAccount that is not there", objects: inTemplate(backend("web", "app: web", serving), "      serviceAccountName: shop") + service(ofWeb, ports), code: "workload-empty", says: "shop"},
 	{name: "a DaemonSet for no node", objects: strings.NewReplacer("kind: Deployment", "kind: DaemonSet", "  replicas: 1\n", "").Replace(inTemplate(backend("web", "app: web", serving), "      nodeSelector: {disk: ssd}")) + service(ofWeb, ports), code: "workload-empty", says: "disk=ssd"},
 	{name: "a Pod that does not go", objects: strings.Replace(fmt.Sprintf(pod, "web", ""), "labels:", "finalizers: [example.com/hold], labels:", 1) + service(ofWeb, ports), then: []string{"kubectl wait -n NS --for=condition=Ready pod p --timeout=60s", "kubectl delete pod -n NS p --wait=false"}, at: "none", code: "pods-terminating", says: "example.com/hold"},
