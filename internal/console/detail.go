@@ -3,9 +3,7 @@ package console
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -105,7 +103,8 @@ func policies(svc *corev1.Service) (out []Policy) {
 // page gathers what only one Service's page needs, beside its session's feed.
 type page struct {
 	mu       sync.Mutex
-	changed  chan struct{}
+	changed  chan struct{} // closed at the next change
+	revision uint64        // of the last change
 	pods     map[string]*corev1.Pod
 	events   map[string]*corev1.Event
 	findings []Finding
@@ -119,9 +118,20 @@ func newPage() *page {
 }
 
 func (p *page) change(do func()) {
+	p.changeIf(func() bool {
+		do()
+		return true
+	})
+}
+
+// changeIf notes a change only if do says that it shows.
+func (p *page) changeIf(do func() bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	do()
+	if !do() {
+		return
+	}
+	p.revision++
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
@@ -168,15 +178,8 @@ func newEvent(from *corev1.Event) Event {
 // followEvents watches the Events about a Service, or about all objects of another kind in its namespace: which of these belong to
 // it is decided later.
 func (p *page) followEvents(ctx context.Context, client kubernetes.Interface, k key, about fields.Set) {
-	put := func(e *corev1.Event) {
-		p.change(func() {
-			if _, known := p.events[e.Name]; known || len(p.events) < maxWatchedEvents {
-				p.events[e.Name] = e
-			}
-		})
-	}
 	follow(ctx, client.CoreV1().RESTClient(), "events", k.namespace, &corev1.Event{}, sink[*corev1.Event]{
-		put: put, drop: func(e *corev1.Event) { p.change(func() { delete(p.events, e.Name) }) },
+		put: p.putEvent, drop: p.dropEvent,
 		replace: func(_ string, list []*corev1.Event) {
 			p.change(func() {
 				maps.DeleteFunc(p.events, func(_ string, e *corev1.Event) bool { return e.InvolvedObject.Kind == about["involvedObject.kind"] })
@@ -186,6 +189,25 @@ func (p *page) followEvents(ctx context.Context, client kubernetes.Interface, k 
 			})
 		},
 	}, func(o *metav1.ListOptions) { o.FieldSelector = about.String() })
+}
+
+// putEvent keeps an Event. Most of a busy namespace are about others' Pods: they show only when such a Pod comes to the Service, which is a
+// change of its own.
+func (p *page) putEvent(e *corev1.Event) {
+	p.changeIf(func() bool {
+		if _, known := p.events[e.Name]; !known && len(p.events) >= maxWatchedEvents {
+			return false
+		}
+		p.events[e.Name] = e
+		return p.mine(e)
+	})
+}
+
+func (p *page) dropEvent(e *corev1.Event) {
+	p.changeIf(func() bool {
+		delete(p.events, e.Name)
+		return p.mine(e)
+	})
 }
 
 // followPods watches the Pods that a selector matches.
@@ -208,14 +230,15 @@ func (p *page) followPods(ctx context.Context, client kubernetes.Interface, name
 	}, func(o *metav1.ListOptions) { o.LabelSelector = selector })
 }
 
-// detail is what is known of a Service, and what is closed when that changes.
-func (f *feed) detail(k key) (Detail, <-chan struct{}) {
+// detail is what is known of a Service.
+func (f *feed) detail(k key) Detail {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.details++
 	out := Detail{Status: f.status, Timeline: slices.Clone(f.history.of[k]), Since: f.history.since}
 	e := f.services[k]
 	if e == nil || e.svc == nil {
-		return out, f.changed
+		return out
 	}
 	out.Found, out.Row, out.Selector, out.Policies = true, e.row, selectorText(e.svc.Spec.Selector), policies(e.svc)
 	out.Headless = e.svc.Spec.ClusterIP == corev1.ClusterIPNone
@@ -233,11 +256,11 @@ func (f *feed) detail(k key) (Detail, <-chan struct{}) {
 		}
 	}
 	slices.SortFunc(out.Nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
-	return out, f.changed
+	return out
 }
 
 // add puts what the page gathered into a Detail.
-func (p *page) add(to *Detail) <-chan struct{} {
+func (p *page) add(to *Detail) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	to.Pods = nil
@@ -254,7 +277,6 @@ func (p *page) add(to *Detail) <-chan struct{} {
 	to.Timeline = newestFirst(moments)
 	to.Findings, to.Unexplained = p.findings, p.unexplained
 	to.Hidden = slices.Sorted(maps.Keys(p.hidden))
-	return p.changed
 }
 
 // mine says whether an Event is about the Service, or one of its Pods.
@@ -271,49 +293,6 @@ func (p *page) evidence() (out []corev1.Event) {
 			out = append(out, *p.events[name])
 		}
 	}
-	return out
-}
-
-// streamService sends all about one Service, whenever something of it changes.
-func (c *Console) streamService(w http.ResponseWriter, r *http.Request, s *session) {
-	k := key{r.PathValue("namespace"), r.PathValue("name")}
-	c.stream(w, r, s, func(ctx context.Context, f *feed, to *events) error {
-		client, err := kubernetes.NewForConfig(f.config)
-		if err != nil {
-			return err
-		}
-		ctx, stop := context.WithCancel(ctx)
-		var group sync.WaitGroup
-		defer group.Wait()
-		defer stop()
-		p := newPage()
-		group.Go(func() { p.look(ctx, f, client, k, &group) })
-		if c.opts.Findings != nil {
-			group.Go(func() { p.find(ctx, c, s, f, k) })
-		}
-		f.awaitLists(ctx)
-		return together(ctx, func(ctx context.Context) error {
-			return pump(ctx, to, "detail", func() ([]byte, <-chan struct{}, error) {
-				out, first := f.detail(k)
-				second := p.add(&out)
-				data, err := json.Marshal(out)
-				return data, either(ctx, first, second), err
-			})
-		}, func(ctx context.Context) error { return s.account.traffic.stream(ctx, to, f, &k) })
-	})
-}
-
-// either is closed when one of two channels is, or when ctx ends.
-func either(ctx context.Context, a, b <-chan struct{}) <-chan struct{} {
-	out := make(chan struct{})
-	go func() {
-		defer close(out)
-		select {
-		case <-a:
-		case <-b:
-		case <-ctx.Done():
-		}
-	}()
 	return out
 }
 
@@ -335,24 +314,15 @@ func (p *page) look(ctx context.Context, f *feed, client kubernetes.Interface, k
 	if !may("pods", "Pods") {
 		return
 	}
-	var selector string
 	stop := func() {}
-	for ctx.Err() == nil {
-		now, changed := f.detail(k)
-		if now.Selector != selector {
-			stop()
-			selector = now.Selector
-			p.change(func() { clear(p.pods) })
-			if _, err := labels.Parse(selector); selector != "" && err == nil {
-				var inner context.Context
-				inner, stop = context.WithCancel(ctx)
-				group.Go(func() { p.followPods(inner, client, k.namespace, now.Selector) })
-			}
+	f.followSelector(ctx, k, func(selector string) {
+		stop()
+		p.change(func() { clear(p.pods) })
+		if _, err := labels.Parse(selector); selector != "" && err == nil {
+			var inner context.Context
+			inner, stop = context.WithCancel(ctx)
+			group.Go(func() { p.followPods(inner, client, k.namespace, selector) })
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-		}
-	}
+	})
 	stop()
 }

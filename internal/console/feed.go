@@ -1,6 +1,7 @@
 package console
 
 import (
+	"container/list"
 	"context"
 	"maps"
 	"reflect"
@@ -10,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/client-go/rest"
 )
 
@@ -24,6 +24,7 @@ type entry struct {
 	endpoints []Endpoint
 	row       Row
 	revision  uint64
+	order     *list.Element // in the feed's order; nil before its Service has come
 }
 
 // feed is one session's copy of what the console shows, kept up to date by watches with the session's rights. Each change gets a
@@ -41,9 +42,11 @@ type feed struct {
 	changed  chan struct{} // closed at the next change
 	revision uint64
 	services map[key]*entry
+	order    list.List   // of entries with a Service, the last that changed at the end
 	owners   map[key]key // of slices, by namespace and name: their Services
 	nodes    map[string]*Node
 	nodeRevs map[string]uint64
+	nodesRev uint64              // of the last change of any node, counts of endpoints excepted
 	ranges   map[string][]string // of ServiceCIDRs, by name
 	// goneServices and goneNodes have the revisions of what was deleted; forgotten is the last whose deletions are not known
 	// any more.
@@ -55,6 +58,8 @@ type feed struct {
 	// waiting are lists that have not come yet.
 	waiting map[string]bool
 	history history
+	// details counts those that were built, which tests limit.
+	details int
 }
 
 // Status is what a page says about where its data comes from.
@@ -120,6 +125,11 @@ func (f *feed) refresh(k key, e *entry, changed bool) {
 	}
 	f.note(k, e, &row, endpoints)
 	e.row, e.endpoints, e.revision = row, endpoints, f.bump()
+	if e.order == nil {
+		e.order = f.order.PushBack(e)
+	} else {
+		f.order.MoveToBack(e.order)
+	}
 }
 
 func sliceList(namespace string) string { return "endpointslices/" + namespace }
@@ -148,7 +158,8 @@ func (f *feed) removeService(k key) {
 	if f.status.Synced {
 		f.history.add(k, time.Now(), Moment{From: fromService, Kind: bad, What: "The Service was deleted"})
 	}
-	e.svc, e.row = nil, Row{}
+	f.order.Remove(e.order)
+	e.svc, e.row, e.order = nil, Row{}, nil
 	f.refresh(k, e, false)
 	f.goneServices[k] = f.bump()
 	if len(f.goneServices) > maxGone {
@@ -305,7 +316,8 @@ func (f *feed) storeNode(from *corev1.Node) {
 			}
 		}
 	}
-	f.nodeRevs[from.Name] = f.bump()
+	f.nodesRev = f.bump()
+	f.nodeRevs[from.Name] = f.nodesRev
 	if old == nil && node.Ready || old != nil && old.Ready == node.Ready {
 		return
 	}
@@ -333,7 +345,8 @@ func (f *feed) removeNode(name string) {
 	}
 	delete(f.nodes, name)
 	delete(f.nodeRevs, name)
-	f.goneNodes[name] = f.bump()
+	f.nodesRev = f.bump()
+	f.goneNodes[name] = f.nodesRev
 	f.refreshOn(name)
 }
 
@@ -351,53 +364,4 @@ func (f *feed) replaceNodes(_ string, list []*corev1.Node) {
 		}
 	}
 	f.listed("nodes/")
-}
-
-func (f *feed) putRange(from *networkingv1.ServiceCIDR) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.ranges[from.Name] = from.Spec.CIDRs
-	f.setRanges()
-}
-
-func (f *feed) dropRange(from *networkingv1.ServiceCIDR) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.ranges, from.Name)
-	f.setRanges()
-}
-
-func (f *feed) replaceRanges(_ string, list []*networkingv1.ServiceCIDR) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	clear(f.ranges)
-	for _, one := range list {
-		f.ranges[one.Name] = one.Spec.CIDRs
-	}
-	f.setRanges()
-	f.listed("servicecidrs/")
-}
-
-func (f *feed) setRanges() {
-	names := slices.Sorted(maps.Keys(f.ranges))
-	// The cluster's own comes first.
-	slices.SortStableFunc(names, func(a, b string) int {
-		switch {
-		case a == b:
-			return 0
-		case a == "kubernetes":
-			return -1
-		case b == "kubernetes":
-			return 1
-		}
-		return 0
-	})
-	var all []string
-	for _, name := range names {
-		all = append(all, f.ranges[name]...)
-	}
-	if !slices.Equal(all, f.status.Ranges) {
-		f.status.Ranges = all
-		f.statusRev = f.bump()
-	}
 }

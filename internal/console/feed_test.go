@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"pgregory.net/rapid"
 )
 
 func testFeed() *feed {
@@ -60,6 +62,45 @@ func TestSince(t *testing.T) {
 	if late, _ := f.since(third.Revision); !late.Reset {
 		t.Error("deletions were forgotten, and a page that missed them does not start over")
 	}
+}
+
+// TestChangedSince: what changed since any revision is what a look at every Service finds, whatever came, changed and went.
+func TestChangedSince(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		f := testFeed()
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			svc := service(corev1.ServiceSpec{})
+			svc.Name = fmt.Sprint("s", rapid.IntRange(0, 5).Draw(t, "service"))
+			slice := endpointSlice(svc.Name, "", rapid.SampledFrom([]string{"ready", "not"}).Draw(t, "endpoint"))
+			slice.Labels[discoveryv1.LabelServiceName] = svc.Name
+			switch rapid.IntRange(0, 4).Draw(t, "what") {
+			case 0, 1:
+				f.putService(svc)
+			case 2:
+				f.putSlice(slice)
+			case 3:
+				f.dropSlice(slice)
+			case 4:
+				f.dropService(svc)
+			}
+			revision := rapid.Uint64Range(0, f.revision).Draw(t, "revision")
+			got, _ := f.since(revision)
+			var want []string
+			for k, e := range f.services {
+				if e.svc != nil && e.revision > revision {
+					want = append(want, k.name)
+				}
+			}
+			slices.Sort(want)
+			var names []string
+			for _, row := range got.Services {
+				names = append(names, row.Name)
+			}
+			if !slices.Equal(names, want) {
+				t.Fatalf("since %d: %v, want %v", revision, names, want)
+			}
+		}
+	})
 }
 
 // TestSliceChangesItsService: endpoints are shown with the Service that their slice belongs to now, and with no other.

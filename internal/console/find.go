@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"reflect"
 	"time"
 
 	"portal/internal/explain"
@@ -41,6 +42,7 @@ func (p *page) find(ctx context.Context, c *Console, s *session, f *feed, k key)
 			}
 		}
 		started := time.Now()
+		at, _ := p.version(f, k)
 		seen := p.state(f, k)
 		found, revision, err := p.lookFor(ctx, c, s, objects, k, first)
 		rest := min(max(findingsEvery, 10*time.Since(started)), longestRest)
@@ -51,11 +53,15 @@ func (p *page) find(ctx context.Context, c *Console, s *session, f *feed, k key)
 			continue
 		}
 		first = false
-		p.change(func() { p.findings = found })
+		p.changeIf(func() bool {
+			before := p.findings
+			p.findings = found
+			return !reflect.DeepEqual(before, found)
+		})
 		if !sleep(ctx, rest) {
 			return
 		}
-		p.awaitReason(ctx, f, k, seen, func() bool { return objects.touchedAt(k.namespace) != revision || objects.ended.Err() != nil })
+		p.awaitReason(ctx, f, k, at, seen, func() bool { return objects.touchedAt(k.namespace) != revision || objects.ended.Err() != nil })
 		if !sleep(ctx, settle) {
 			return
 		}
@@ -111,19 +117,23 @@ func (p *page) hides(what string) bool {
 }
 
 // awaitReason waits until it is worth looking again: the Service is not as it was seen, or after a while because of something around it.
-func (p *page) awaitReason(ctx context.Context, f *feed, k key, seen string, around func() bool) {
+func (p *page) awaitReason(ctx context.Context, f *feed, k key, at version, seen string, around func() bool) {
 	anyway := time.After(findingsAnyway)
 	tick := time.NewTicker(aroundEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		out, changed := f.detail(k)
-		other := p.add(&out)
-		if p.state(f, k) != seen {
-			return
+		now, changes := p.version(f, k)
+		if now != at {
+			at = now
+			if p.state(f, k) != seen {
+				return
+			}
 		}
 		select {
-		case <-changed:
-		case <-other:
+		case <-changes.feed:
+			sleep(ctx, coalesce)
+		case <-changes.page:
+			sleep(ctx, coalesce)
 		case <-tick.C:
 			if around() {
 				return
@@ -137,8 +147,7 @@ func (p *page) awaitReason(ctx context.Context, f *feed, k key, seen string, aro
 
 // state changes when something of the Service does, findings excepted.
 func (p *page) state(f *feed, k key) string {
-	out, _ := f.detail(k)
-	p.add(&out)
+	out := p.build(f, k)
 	out.Findings, out.Status, out.Timeline, out.Unexplained = nil, Status{}, nil, ""
 	data, err := json.Marshal(out)
 	if err != nil {

@@ -53,15 +53,15 @@ func TestHistory(t *testing.T) {
 	f.replaceServices("", []*corev1.Service{service(corev1.ServiceSpec{})})
 	f.putSlice(endpointSlice("one", "", "ready"))
 	k := key{"shop", "web"}
-	found, _ := f.detail(k)
+	found := f.detail(k)
 	before := len(found.Timeline)
 	f.dropSlice(endpointSlice("one", "", "ready"))
-	now, _ := f.detail(k)
+	now := f.detail(k)
 	if got := texts(now.Timeline[before:]); !strings.Contains(got, "was removed (was ready)") || !strings.Contains(got, "bad: The Service is broken: has no endpoints") {
 		t.Errorf("after its endpoint was removed:\n%s", got)
 	}
 	f.dropService(service(corev1.ServiceSpec{}))
-	if gone, _ := f.detail(k); gone.Found || !strings.Contains(texts(gone.Timeline), "The Service was deleted") {
+	if gone := f.detail(k); gone.Found || !strings.Contains(texts(gone.Timeline), "The Service was deleted") {
 		t.Errorf("after it was deleted:\n%s", texts(gone.Timeline))
 	}
 	for i := range 2 * maxHistory {

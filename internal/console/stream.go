@@ -88,10 +88,12 @@ func (f *feed) since(revision uint64) (Change, <-chan struct{}) {
 		revision = 0
 	}
 	out.Reset = revision == 0
-	for _, e := range f.services {
-		if e.svc != nil && e.revision > revision {
-			out.Services = append(out.Services, e.row)
+	for at := f.order.Back(); at != nil; at = at.Prev() {
+		e := at.Value.(*entry)
+		if e.revision <= revision {
+			break
 		}
+		out.Services = append(out.Services, e.row)
 	}
 	slices.SortFunc(out.Services, func(a, b Row) int {
 		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
