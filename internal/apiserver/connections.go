@@ -151,12 +151,17 @@ func (l *limitedListener) sawRequest(next http.Handler) http.Handler {
 func (l *limitedListener) sawClient(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if who, ok := genericrequest.UserFrom(r.Context()); ok && who.GetName() != user.Anonymous {
-			l.mu.Lock()
-			l.known(r.RemoteAddr)
-			l.mu.Unlock()
+			l.keep(r.RemoteAddr)
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// keep has a client's connection not closed for another's.
+func (l *limitedListener) keep(address string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.known(address)
 }
 
 type limitedConn struct {

@@ -1,7 +1,9 @@
 package apiserver
 
 import (
+	"bufio"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -70,6 +72,64 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 		if _, err := conn.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
 			t.Fatalf("idle connection %d: %v, want it to be closed", i, err)
 		}
+	}
+}
+
+// TestKnownToOpenHandler: at the limit, the connection of somebody whom a handler beside the API knows stays, and that of somebody whom it
+// does not know makes room.
+func TestKnownToOpenHandler(t *testing.T) {
+	t.Parallel()
+	s, stop := startStoppable(t, testOptions(t), func(s *Server) {
+		s.HandleOpen("/page/", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Cookie") != "" {
+				s.KnownClient(r)
+			}
+		}))
+	})
+	defer stop()
+	get := func(conn *tls.Conn, header string) error {
+		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(conn, "GET /page/ HTTP/1.1\r\nHost: %s\r\n%s\r\n", s.Address(), header); err != nil {
+			return err
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			return err
+		}
+		return resp.Body.Close()
+	}
+	page := func(header string) *tls.Conn {
+		conn, err := tls.Dial("tcp", s.Address(), &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // loopback
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		if err := get(conn, header); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	stranger, known := page(""), page("Cookie: session=1\r\n")
+	s.listener.mu.Lock()
+	s.listener.max = s.listener.open + 5
+	s.listener.mu.Unlock()
+	for range 50 {
+		conn, err := net.Dial("tcp", s.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	eventually(t, func() error {
+		if err := get(stranger, ""); err == nil {
+			return errors.New("the connection of somebody unknown did not make room")
+		}
+		return nil
+	})
+	if err := get(known, ""); err != nil {
+		t.Errorf("the connection of somebody known: %v, want it to stay", err)
 	}
 }
 

@@ -17,12 +17,15 @@ func start(t testing.TB, opts Options) *Server {
 	return s
 }
 
-// startStoppable is start for a test that ends the server itself.
-func startStoppable(t testing.TB, opts Options) (*Server, func()) {
+// startStoppable is start for a test that ends the server itself, or has something done before it runs.
+func startStoppable(t testing.TB, opts Options, prepare ...func(*Server)) (*Server, func()) {
 	t.Helper()
 	s, err := New(context.Background(), opts)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, do := range prepare {
+		do(s)
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	ready, ended := make(chan struct{}), make(chan error, 1)

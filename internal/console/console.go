@@ -36,6 +36,8 @@ type Options struct {
 	Loopback bool
 	// NodePorts is the range of node ports, such as 30000-32767, if it is known.
 	NodePorts string
+	// Known, if set, is called with the requests of those who have signed in, before they are answered.
+	Known func(*http.Request)
 	// Findings says what is wrong with a Service in more detail; nil says nothing.
 	Findings Findings
 	Log      *slog.Logger
@@ -92,6 +94,9 @@ type Console struct {
 func New(opts Options) (*Console, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
+	}
+	if opts.Known == nil {
+		opts.Known = func(*http.Request) {}
 	}
 	files, err := newAssets()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -194,6 +195,27 @@ func TestSessions(t *testing.T) {
 	all.expire()
 	if len(all.all) != 0 || !busy.closed {
 		t.Error("sessions outlive their time")
+	}
+}
+
+// TestKnown: requests of those who have signed in are reported, and no others.
+func TestKnown(t *testing.T) {
+	var known []string
+	c := testConsole(t, Options{Known: func(r *http.Request) { known = append(known, r.URL.Path) }})
+	c.running = t.Context()
+	get := func(path, cookie string) {
+		r := httptest.NewRequest(http.MethodGet, "https://127.0.0.1:6443"+path, nil)
+		r.AddCookie(&http.Cookie{Name: cookieName(r), Value: cookie})
+		c.ServeHTTP(httptest.NewRecorder(), r)
+	}
+	id := c.sessions.add(&session{user: "alice"})
+	for _, cookie := range []string{"", "guess", id} {
+		for _, path := range []string{Path, apiPath + "about", apiPath + "session", apiPath + "trace/NO-NAMESPACE"} {
+			get(path, cookie)
+		}
+	}
+	if want := []string{apiPath + "session", apiPath + "trace/NO-NAMESPACE"}; !slices.Equal(known, want) {
+		t.Errorf("reported are %q, want %q", known, want)
 	}
 }
 

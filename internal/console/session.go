@@ -263,7 +263,11 @@ func (c *Console) sessionOf(r *http.Request) *session {
 	if err != nil {
 		return nil
 	}
-	return c.sessions.get(cookie.Value)
+	one := c.sessions.get(cookie.Value)
+	if one != nil {
+		c.opts.Known(r)
+	}
+	return one
 }
 
 // signedIn serves those who have a session.

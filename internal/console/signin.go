@@ -149,6 +149,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c.opts.Log.Info("console: signed in", "user", name, "from", r.RemoteAddr)
+	c.opts.Known(r)
 	if old, err := r.Cookie(cookieName(r)); err == nil {
 		c.sessions.remove(old.Value)
 	}

@@ -100,7 +100,7 @@ func Run(ctx context.Context, opts Options, ready func(context.Context, Info) er
 	var page *console.Console
 	info := Info{Address: api.Address(), Console: "none", Kubeconfig: api.Kubeconfig(), DataDir: api.DataDir(), As: api.ConfigAs, RootCA: api.RootCA}
 	if opts.Console {
-		if page, err = console.New(console.Options{API: api.AnonymousConfig(), NodePorts: api.NodePorts(), Findings: console.Explained}); err != nil {
+		if page, err = console.New(console.Options{API: api.AnonymousConfig(), NodePorts: api.NodePorts(), Known: api.KnownClient, Findings: console.Explained}); err != nil {
 			api.Close()
 			return err
 		}
