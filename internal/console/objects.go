@@ -28,8 +28,6 @@ import (
 // not be watched at all is not covered.
 type objects struct {
 	client *kubernetes.Clientset
-	// asking is for questions whose refusal says nothing about what is watched.
-	asking *kubernetes.Clientset
 	ended  context.Context
 	stop   func()
 	group  sync.WaitGroup
@@ -99,11 +97,6 @@ func newObjects(config *rest.Config, all *atomic.Int64) (*objects, error) {
 	o := &objects{all: all, stores: map[storeKey]store{}, refused: map[string]bool{}, prepared: map[string]chan struct{}{}, touched: map[string]uint64{}}
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{}
-	asking, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	o.asking = asking
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &revoked{next, o} })
 	client, err := kubernetes.NewForConfig(config)
 	o.client = client
@@ -136,7 +129,6 @@ func (o *objects) run() {
 	o.group.Wait()
 	o.count(-o.kept.Load())
 	closeConnections(o.client)
-	closeConnections(o.asking)
 }
 
 func (o *objects) count(more int64) {

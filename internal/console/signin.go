@@ -135,6 +135,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 		refuseFor(w, err)
 		return
 	}
+	shared := rest.CopyConfig(config) // of all sessions of the account, wherever they come from
 	if !c.opts.Loopback {
 		from := networkHost(r.RemoteAddr)
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return forwarded{next, from} })
@@ -153,7 +154,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	if old, err := r.Cookie(cookieName(r)); err == nil {
 		c.sessions.remove(old.Value)
 	}
-	setCookie(w, r, c.sessions.add(&session{user: name, config: config, account: c.accounts.get(c, given.key(), config), namespaces: slices.Compact(slices.Sorted(slices.Values(given.Namespaces)))}))
+	setCookie(w, r, c.sessions.add(&session{user: name, config: config, account: c.accounts.get(c, given.key(), shared), namespaces: slices.Compact(slices.Sorted(slices.Values(given.Namespaces)))}))
 	answer(w, http.StatusOK, map[string]string{"user": name})
 }
 

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"portal/internal/explain"
 	"portal/internal/trace"
@@ -65,7 +66,7 @@ func (c *Console) trace(w http.ResponseWriter, r *http.Request, s *session) {
 	ctx, cancel := context.WithTimeout(r.Context(), traceTimeout)
 	defer cancel()
 	defer context.AfterFunc(running, cancel)()
-	out, err := s.account.trace(ctx, question, query.Get("mode"))
+	out, err := s.account.trace(ctx, s.config, question, query.Get("mode"))
 	if bad := (*trace.MistakeError)(nil); errors.As(err, &bad) {
 		err = fieldError{bad.Part, fmt.Sprintf("%s: %v", bad.Part, bad.Err)}
 	}
@@ -76,8 +77,8 @@ func (c *Console) trace(w http.ResponseWriter, r *http.Request, s *session) {
 	answer(w, http.StatusOK, out)
 }
 
-// trace works out a packet's way.
-func (a *account) trace(ctx context.Context, q trace.Question, mode string) (*TraceAnswer, error) {
+// trace works out a packet's way. config is that of the session which asks.
+func (a *account) trace(ctx context.Context, config *rest.Config, q trace.Question, mode string) (*TraceAnswer, error) {
 	held, release, err := a.hold()
 	if err != nil {
 		return nil, err
@@ -94,7 +95,9 @@ func (a *account) trace(ctx context.Context, q trace.Question, mode string) (*Tr
 	objects, unseen := traceObjects(known, covered)
 	learned := ""
 	if mode == "" {
-		learned = learnSettings(ctx, held.asking, known, &settings)
+		if learned, err = learnSettings(ctx, config, known, &settings); err != nil {
+			return nil, err
+		}
 	}
 	done, err := a.console.traces.take(ctx, func(time.Duration) time.Duration { return 0 })
 	if err != nil {
@@ -119,13 +122,21 @@ func (a *account) trace(ctx context.Context, q trace.Question, mode string) (*Tr
 	return newTraceAnswer(report, q, mode), nil
 }
 
-// learnSettings asks nodes and the ConfigMap of kube-proxy how proxies are configured, as `portal trace` does.
-func learnSettings(ctx context.Context, client kubernetes.Interface, known *explain.Evidence, s *trace.Settings) string {
+// learnSettings asks nodes and the ConfigMap of kube-proxy how proxies are configured, as `portal trace` does. That this is forbidden says
+// nothing about what is watched.
+func learnSettings(ctx context.Context, config *rest.Config, known *explain.Evidence, s *trace.Settings) (string, error) {
+	config = rest.CopyConfig(config)
+	config.WarningHandler = rest.NoWarnings{}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return "", err
+	}
+	defer closeConnections(client)
 	var names []string
 	for i := range known.Nodes {
 		names = append(names, known.Nodes[i].Name)
 	}
-	return learn.Settings(ctx, client, names, s)
+	return learn.Settings(ctx, client, names, s), nil
 }
 
 // traceObjects are what a trace is made from, and what of it this person may not see. Without Nodes, those that Pods and endpoints are on
