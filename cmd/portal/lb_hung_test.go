@@ -99,6 +99,7 @@ func TestHungWorker(t *testing.T) {
 		first := config.Config{Zone: "a"}
 		apply(first)
 		was := pid()
+		wantProcess(t, was, workerName, "portal lb worker --dir "+dir)
 		hang(t, was)
 		// Nothing is new: it is noticed all the same.
 		if err := e.Apply(ctx, first); !worker.Unanswered(ctx, err) {

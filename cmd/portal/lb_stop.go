@@ -87,6 +87,7 @@ func newLBStandInCommand() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
+			nameProcess(standInName)
 			options := standin.Options{Dir: dir, Interfaces: interfaces, Ready: standin.Ready, Log: log}
 			if dir == "" {
 				return usageError{errors.New("--dir: a folder is needed")}

@@ -36,6 +36,7 @@ func newLBWorkerCommand() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
+			nameProcess(workerName)
 			if identity == "" {
 				identity = worker.Identity(version)
 			}

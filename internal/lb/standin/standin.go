@@ -165,6 +165,7 @@ func Start(dir, program string, args ...string) error {
 	defer r.Close()
 	defer w.Close()
 	cmd := exec.Command(program, args...)
+	cmd.Args[0] = "portal" // what ps shows: the path may say nothing
 	cmd.Dir, cmd.Stderr, cmd.ExtraFiles = "/", log, []*os.File{w}
 	// A terminal or a service manager that signals the group of who starts it does not mean this process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

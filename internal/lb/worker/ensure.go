@@ -141,6 +141,9 @@ func start(ctx context.Context, o Options) error {
 		program = "/proc/self/exe" // also if the file has been replaced meanwhile
 	}
 	cmd := exec.Command(program, o.Args...)
+	if o.Program == "" {
+		cmd.Args[0] = "portal" // what ps shows: the path says nothing
+	}
 	cmd.Dir, cmd.Env = "/", append(append(os.Environ(), o.Env...), readyVariable+"=3")
 	// What it logs must not go where only this process listens: it will be gone.
 	cmd.Stdout, cmd.Stderr = log, log
