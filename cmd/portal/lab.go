@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +13,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"portal/internal/apiserver"
 	"portal/internal/lab"
+	"portal/internal/lb/pool"
 )
 
 // labOptions are the flags of `portal lab`.
@@ -42,6 +45,33 @@ trying and testing. Packets are real, and nothing of this machine's network is c
 	return cmd
 }
 
+// apart checks that no pool has addresses of Services or Pods.
+func (o *labOptions) apart(pools pool.Set) error {
+	services, pods := o.ServiceCIDRs, o.ClusterCIDRs
+	if len(services) == 0 {
+		services = apiserver.DefaultOptions().ServiceCIDRs
+	}
+	if len(pods) == 0 {
+		pods = lab.DefaultClusterCIDRs
+	}
+	var reserved []pool.Reserved
+	add := func(what string, list []string) {
+		for _, text := range list {
+			if p, err := netip.ParsePrefix(text); err == nil { // the server says what is wrong with others
+				reserved = append(reserved, pool.Reserved{Prefix: p.Masked(), What: what})
+			}
+		}
+	}
+	add("the Service range", services)
+	add("the Pod range", pods)
+	for i, p := range pools {
+		if at, with, found := p.Overlap(reserved); found {
+			return fmt.Errorf("--load-balancer-pool %q: %w", o.BalancerPools[i], pool.OverlapError(p.Ranges[at], with))
+		}
+	}
+	return nil
+}
+
 func (o *labOptions) run(cmd *cobra.Command) error {
 	if o.ProxyMode != "none" && !knownMode(o.ProxyMode) {
 		return usageError{fmt.Errorf("--proxy-mode: %q is not one of none, auto, %s", o.ProxyMode, strings.Join(proxyModeNames(), ", "))}
@@ -49,7 +79,11 @@ func (o *labOptions) run(cmd *cobra.Command) error {
 	if err := o.Validate(); err != nil {
 		return usageError{err}
 	}
-	if _, err := (&balancerOptions{prefix: "load-balancer-", pools: o.BalancerPools, announce: []string{announceL2}, onStop: onStopWithdraw, l2OnStop: onStopKeep}).read(); err != nil {
+	pools, err := (&balancerOptions{prefix: "load-balancer-", pools: o.BalancerPools, announce: []string{announceL2}, onStop: onStopWithdraw, l2OnStop: onStopKeep}).read()
+	if err == nil {
+		err = o.apart(pools)
+	}
+	if err != nil {
 		return usageError{err}
 	}
 	if unix.Geteuid() != 0 {

@@ -41,6 +41,7 @@ type guards struct {
 	namespaces *namespaceGuard
 	nodes      *noderestriction.Restriction
 	addresses  *addressGuard
+	pools      *poolGuard
 	priorities *priorityclass.Admission
 	runtimes   *runtimeclass.Admission
 }
@@ -49,6 +50,7 @@ func newGuards() *guards {
 	return &guards{
 		namespaces: &namespaceGuard{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete)},
 		addresses:  &addressGuard{Handler: admission.NewHandler(admission.Delete)},
+		pools:      &poolGuard{Handler: admission.NewHandler(admission.Create, admission.Update)},
 	}
 }
 
@@ -69,7 +71,7 @@ func (g *guards) chain(factory informers.SharedInformerFactory, z authorizer.Unc
 	g.priorities, g.runtimes = priorityclass.NewAdmission(factory), runtimeclass.NewAdmission()
 	chain = append(chain, g.priorities, g.runtimes)
 	// After what Pods get by default: a node is judged by what is stored.
-	chain = append(chain, g.nodes, certificatesigningrequest.NewGuard(z), clustertrustbundle.NewGuard(z), classes, g.addresses)
+	chain = append(chain, g.nodes, certificatesigningrequest.NewGuard(z), clustertrustbundle.NewGuard(z), classes, g.addresses, g.pools)
 	if opts.DenyExternalIPs {
 		chain = append(chain, externalIPs{admission.NewHandler(admission.Create, admission.Update)})
 	}
@@ -92,7 +94,7 @@ func (g *guards) connect(version schema.GroupVersion, path string, storage rest.
 	case "pods":
 		g.nodes.Pods = storage.(noderestriction.Pods)
 	case "nodes":
-		g.nodes.Nodes = storage.(noderestriction.Nodes)
+		g.nodes.Nodes, g.pools.nodes = storage.(noderestriction.Nodes), storage.(rest.Lister)
 	case "serviceaccounts":
 		g.nodes.Accounts = storage.(rest.Getter)
 	case "services":

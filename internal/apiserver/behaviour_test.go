@@ -53,6 +53,44 @@ func TestMistakesGetClearAnswers(t *testing.T) {
 		}
 	})
 
+	t.Run("pools of others' addresses", func(t *testing.T) {
+		if w := ask(http.MethodPost, "/api/v1/nodes", plain, []byte(`{"metadata":{"name":"pooled"},"spec":{"podCIDR":"10.1.2.0/24","podCIDRs":["10.1.2.0/24"]}}`)); w.Code != 201 {
+			t.Fatal(w.Body)
+		}
+		const path = "/api/v1/namespaces/kube-system/configmaps"
+		send := func(method, path, pools string) (int, string) {
+			body, err := json.Marshal(map[string]any{"metadata": map[string]any{"name": "portal-lb"}, "data": map[string]any{"pools": pools}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := ask(method, path, plain, body)
+			if w.Code < 400 {
+				return w.Code, ""
+			}
+			return w.Code, status(t, w.Body.Bytes()).Message
+		}
+		for pools, want := range map[string]string{
+			"- {name: a, addresses: [192.0.2.1, 10.96.1.0/24]}":                                "data[pools]: Forbidden: pools[0].addresses[1]: 10.96.1.0-10.96.1.255 overlaps the Service range 10.96.0.0/16",
+			"- {name: a, addresses: [192.0.2.1]}\n- {name: b, addresses: [10.1.1.0-10.1.2.0]}": "pools[1].addresses[0]: 10.1.1.0-10.1.2.0 overlaps the Pod range of Node pooled 10.1.2.0/24",
+		} {
+			if code, message := send(http.MethodPost, path, pools); code != 422 || !strings.Contains(message, want) {
+				t.Errorf("%s: %d %s", pools, code, message)
+			}
+		}
+		if code, message := send(http.MethodPost, path, "- {name: a, addresses: [10.1.1.0/24]}"); code != 201 {
+			t.Errorf("beside them: %d %s", code, message)
+		}
+		if code, message := send(http.MethodPut, path+"/portal-lb", "- {name: a, addresses: [10.1.0.0/16]}"); code != 422 {
+			t.Errorf("a change: %d %s", code, message)
+		}
+		if code, message := send(http.MethodPut, path+"/portal-lb", "- {adresses: []}"); code != 200 {
+			t.Errorf("other mistakes are the balancers' matter: %d %s", code, message)
+		}
+		if code, message := send(http.MethodPost, strings.Replace(path, "kube-system", "default", 1), "- {name: a, addresses: [10.96.1.0/24]}"); code != 201 {
+			t.Errorf("in another namespace: %d %s", code, message)
+		}
+	})
+
 	t.Run("endpoint that is a cluster IP", func(t *testing.T) {
 		slice := `{"metadata":{"name":"s"},"addressType":"IPv4","endpoints":[{"addresses":["10.96.0.77"]}],"ports":[{"port":70000}]}`
 		w := ask(http.MethodPost, "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices", plain, []byte(slice))

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -91,6 +92,7 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 	s.factory = informers.NewSharedInformerFactory(client, 0)
 	s.shareFairly(config)
 	s.guards = newGuards()
+	s.guards.pools.ranges = func() []netip.Prefix { return s.allocator.Ranges() }
 	guards, err := s.guards.chain(s.factory, config.Authorization.Authorizer, s.opts, s.objects)
 	if err != nil {
 		return nil, err

@@ -34,6 +34,9 @@ import (
 	"portal/internal/pki"
 )
 
+// DefaultClusterCIDRs are the Pod ranges of a lab whose options have none; without IPv6 the first alone.
+var DefaultClusterCIDRs = []string{"10.244.0.0/16", "fd00:244::/56"}
+
 // Options are a lab's.
 type Options struct {
 	Name  string
@@ -120,9 +123,9 @@ func Start(ctx context.Context, o Options) (_ *Lab, err error) {
 		o.Progress = func(string, time.Duration) {}
 	}
 	if len(o.ClusterCIDRs) == 0 {
-		o.ClusterCIDRs = []string{"10.244.0.0/16"}
-		if hasIPv6() {
-			o.ClusterCIDRs = append(o.ClusterCIDRs, "fd00:244::/56")
+		o.ClusterCIDRs = DefaultClusterCIDRs
+		if !hasIPv6() {
+			o.ClusterCIDRs = DefaultClusterCIDRs[:1]
 		}
 	}
 	if err := o.Validate(); err != nil {

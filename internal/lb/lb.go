@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -43,7 +44,7 @@ const (
 	// LeaderLease is held by the process that gives addresses. Leaders of other classes than the default have their own: see leaderLease.
 	LeaderLease = "portal-lb"
 	// PoolsName is a ConfigMap with further pools, and PoolsKey what it has them under.
-	PoolsName, PoolsKey = "portal-lb", "pools"
+	PoolsName, PoolsKey = pool.ConfigMap, pool.ConfigMapKey
 	// GroupsName is a ConfigMap with security groups, CertificatesName one that leads from certificates' identifiers to Secrets.
 	GroupsName, CertificatesName = "portal-lb-security-groups", "portal-lb-certificates"
 	// PeersKey is what the same ConfigMap has BGP's configuration under, and PasswordsName a Secret with the passwords of sessions.
@@ -82,8 +83,8 @@ type Balancer struct {
 	Options
 	client kubernetes.Interface
 
-	services, slices, nodes, namespaces, claims, config, leases, passwords *replica
-	groups, certificates, ingresses, classes                               *replica
+	services, slices, nodes, namespaces, claims, config, leases, passwords, ranges *replica
+	groups, certificates, ingresses, classes                                       *replica
 
 	controller *controller.Controller
 	announcer  *announce.Announcer
@@ -96,6 +97,7 @@ type Balancer struct {
 	pools     pool.Set                // all that hold
 	poolsErr  error                   // why the ConfigMap can't be used
 	warned    map[netip.Addr]string   // addresses of pools that are machines', as they were logged
+	overlaps  map[string]bool         // of pools with ranges of others, as they were logged
 	poolsRead bool                    // the ConfigMap, or that there is none, was read once: pools are at worst outdated
 	published map[netip.Addr][]string // from the claims: address → Services
 }
@@ -118,7 +120,7 @@ func New(o Options) (*Balancer, error) {
 	b.controller = controller.New(controller.Options{
 		Client: client, Namespace: Namespace, Class: o.Class, Unclassed: o.Unclassed,
 		Services: corelisters.NewServiceLister(b.services), Namespaces: corelisters.NewNamespaceLister(b.namespaces),
-		Pools: b.allPools, Reserved: b.reserved, Proxying: o.Balancing != nil, Log: o.Log,
+		Pools: b.allPools, Reserved: b.reserved, ReservedRanges: b.reservedRanges, Proxying: o.Balancing != nil, Log: o.Log,
 	})
 	if o.BGP {
 		b.speaker = bgp.New(bgp.Options{Node: o.Node, KeepOnStop: o.KeepOnStop, Log: o.Log})
@@ -167,7 +169,9 @@ func (b *Balancer) Run(ctx context.Context) error {
 		// Nobody waits for it: peers without a password have sessions whether or not it may be read.
 		watching.Go(func() { b.passwords.run(informing) })
 	}
-	var synced []cache.InformerSynced
+	var unreadable atomic.Bool
+	watching.Go(func() { b.followRanges(informing, &unreadable) })
+	synced := []cache.InformerSynced{func() bool { return b.ranges.hasSynced() || unreadable.Load() }}
 	for _, i := range all {
 		watching.Go(func() { i.run(informing) })
 		synced = append(synced, i.hasSynced)

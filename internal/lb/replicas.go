@@ -2,6 +2,7 @@ package lb
 
 import (
 	"reflect"
+	"slices"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,7 +31,7 @@ func (b *Balancer) makeReplicas() {
 	core := b.client.CoreV1()
 	slim := func(object any) {
 		if n, ok := object.(*corev1.Node); ok {
-			n.Annotations, n.Spec, n.Status = nil, corev1.NodeSpec{Unschedulable: n.Spec.Unschedulable}, corev1.NodeStatus{Addresses: n.Status.Addresses}
+			n.Annotations, n.Spec, n.Status = nil, corev1.NodeSpec{Unschedulable: n.Spec.Unschedulable, PodCIDRs: podRanges(n)}, corev1.NodeStatus{Addresses: n.Status.Addresses}
 		}
 	}
 	b.services = follow(core.Services(""), &corev1.Service{}, everything, whole, nil)
@@ -52,6 +53,7 @@ func (b *Balancer) makeReplicas() {
 	b.certificates = follow(core.ConfigMaps(Namespace), &corev1.ConfigMap{}, named(CertificatesName), whole, nil)
 	b.ingresses = follow(b.client.NetworkingV1().Ingresses(""), &networkingv1.Ingress{}, everything, whole, nil)
 	b.classes = follow(b.client.NetworkingV1().IngressClasses(), &networkingv1.IngressClass{}, everything, whole, nil)
+	b.ranges = follow(b.client.NetworkingV1().ServiceCIDRs(), &networkingv1.ServiceCIDR{}, everything, whole, nil)
 	both := func() { b.controller.Changed(); b.announced() }
 	balancer := func(object any) bool {
 		svc, ok := object.(*corev1.Service)
@@ -60,6 +62,7 @@ func (b *Balancer) makeReplicas() {
 	for r, changed := range map[*replica]func(now any){
 		b.services:   func(any) { both() },
 		b.namespaces: func(any) { b.controller.Changed() },
+		b.ranges:     func(any) { b.controller.Changed() },
 		b.nodes:      func(any) { both() },
 		b.slices:     func(any) { b.announced() },
 		b.groups:     func(any) {}, b.certificates: func(any) {}, b.ingresses: func(any) {}, b.classes: func(any) {},
@@ -79,7 +82,7 @@ func (b *Balancer) makeReplicas() {
 			if balancer(old) || balancer(now) {
 				changed(now)
 			}
-			if r != b.leases && r != b.claims && r != b.config {
+			if r != b.leases && r != b.claims && r != b.config && r != b.ranges {
 				b.balancing.changed()
 			}
 		}
@@ -90,7 +93,7 @@ func (b *Balancer) makeReplicas() {
 func same(old, object any) bool {
 	a, ok := old.(*corev1.Node)
 	b, isNode := object.(*corev1.Node)
-	return ok && isNode && reflect.DeepEqual(a.Labels, b.Labels) && reflect.DeepEqual(a.Status.Addresses, b.Status.Addresses)
+	return ok && isNode && reflect.DeepEqual(a.Labels, b.Labels) && reflect.DeepEqual(a.Status.Addresses, b.Status.Addresses) && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs)
 }
 
 // trimSlice keeps what decides where connections go.

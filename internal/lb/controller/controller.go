@@ -55,8 +55,10 @@ type Options struct {
 	Proxying bool
 	// Reserved are addresses that are not given, and why; nil: none.
 	Reserved func() map[netip.Addr]string
-	Events   record.EventRecorder
-	Log      *slog.Logger
+	// ReservedRanges are more of them; nil: none.
+	ReservedRanges func() []pool.Reserved
+	Events         record.EventRecorder
+	Log            *slog.Logger
 }
 
 // Controller gives addresses while it runs.
@@ -275,6 +277,9 @@ func (c *Controller) pass(ctx context.Context) error {
 	next := c.claims.Clone()
 	if c.Reserved != nil {
 		next.Reserved = c.Reserved()
+	}
+	if c.ReservedRanges != nil {
+		next.ReservedRanges = c.ReservedRanges()
 	}
 	if err := c.releaseGone(ctx, next, byUID, foreign); err != nil {
 		return err

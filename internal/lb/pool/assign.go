@@ -100,7 +100,7 @@ func (t *Table) choose(pools Set, r *Request, v4 bool, had []netip.Addr) (_ neti
 			note = fmt.Sprintf("%s: %s is ignored, and another address given: it is in no pool", r.AddressesFrom, a)
 		} else if reason := p.refuses(r); reason != "" {
 			note = fmt.Sprintf("%s: %s is ignored, and another address given: %s", r.AddressesFrom, a, reason)
-		} else if reason := t.Reserved[a]; reason != "" && !slices.Contains(had, a) {
+		} else if reason := t.reserved(a); reason != "" && !slices.Contains(had, a) {
 			note = fmt.Sprintf("%s: %s is ignored, and another address given: it is %s", r.AddressesFrom, a, reason)
 		} else if reason := t.taken(a, r); reason != "" {
 			return netip.Addr{}, "", fmt.Sprintf("%s: %s", r.AddressesFrom, reason)
@@ -134,7 +134,7 @@ func (t *Table) choose(pools Set, r *Request, v4 bool, had []netip.Addr) (_ neti
 			}
 		}
 		if has {
-			tried = append(tried, fmt.Sprintf("all addresses of pool %s are in use", p.Name))
+			tried = append(tried, t.exhausted(p))
 		}
 	}
 	if len(tried) > 0 {
@@ -225,6 +225,10 @@ func (t *Table) free(span Range) (netip.Addr, bool) {
 		a = span.First
 	}
 	for ; a.IsValid() && a.Compare(span.Last) <= 0; a = a.Next() {
+		if r, found := t.rangeOf(a); found {
+			a = r.addresses().Last
+			continue
+		}
 		if len(t.claims[a]) == 0 && t.Reserved[a] == "" {
 			t.from[span] = a
 			return a, true

@@ -21,6 +21,9 @@ import (
 // DefaultName is that of a pool that was given by its addresses alone.
 const DefaultName = "default"
 
+// ConfigMap is the name of the ConfigMap with pools beside those of flags, in kube-system, and ConfigMapKey what it has them under.
+const ConfigMap, ConfigMapKey = "portal-lb", "pools"
+
 // Range is all addresses from the first to the last, of one family.
 type Range struct{ First, Last netip.Addr }
 

@@ -58,6 +58,8 @@ type Table struct {
 	from map[Range]netip.Addr
 	// Reserved are addresses that nobody gets, and why: they are those of machines. Who has one keeps it.
 	Reserved map[netip.Addr]string
+	// ReservedRanges are more of them.
+	ReservedRanges []Reserved
 }
 
 // NewTable is one without claims.
@@ -121,7 +123,7 @@ func (t *Table) Clone() *Table {
 	for uid, addrs := range t.byUID {
 		out.byUID[uid] = slices.Clone(addrs)
 	}
-	out.Reserved = t.Reserved
+	out.Reserved, out.ReservedRanges = t.Reserved, t.ReservedRanges
 	return out
 }
 
