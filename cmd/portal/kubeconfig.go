@@ -2,12 +2,18 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -104,6 +110,29 @@ func usable(config *rest.Config) error {
 	}
 	_, err := rest.TransportFor(config)
 	return err
+}
+
+// connectTimeout is how long an API server may take to accept a connection.
+const connectTimeout = 3 * time.Second
+
+// reachable asks the API server something small, and says in one line why it can't be asked.
+func reachable(ctx context.Context, config *rest.Config, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	config = rest.CopyConfig(config)
+	if config.Dial == nil {
+		config.Dial = (&net.Dialer{Timeout: connectTimeout}).DialContext
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	_, err = client.CoreV1().Services(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{Limit: 1})
+	if err == nil || apierrors.IsForbidden(err) {
+		return nil
+	}
+	why, hint := apiTrouble(err, config.Host)
+	return fmt.Errorf("the API server at %s does not answer: %s: %s", config.Host, why, hint)
 }
 
 // findKubeconfig returns the kubeconfig of the Portal server of this machine, or "" if $KUBECONFIG is set or there is none

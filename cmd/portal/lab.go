@@ -91,7 +91,7 @@ func (o *labOptions) run(cmd *cobra.Command) error {
 	}
 	out := cmd.OutOrStdout()
 	began := time.Now()
-	fmt.Fprintf(out, "Lab %s: a server and %d nodes\n", o.Name, o.Nodes)
+	fmt.Fprintln(out, labTitle(o.Name, o.Nodes))
 	o.Progress = func(step string, _ time.Duration) {
 		fmt.Fprintf(out, "  %5.1f s  %s\n", time.Since(began).Seconds(), step)
 	}
@@ -107,6 +107,10 @@ func (o *labOptions) run(cmd *cobra.Command) error {
 	}
 	fmt.Fprintf(out, "The lab %s is gone.\n", o.Name)
 	return nil
+}
+
+func labTitle(name string, nodes int) string {
+	return fmt.Sprintf("Lab %s: a server and %s", name, counted(nodes, "node", "nodes"))
 }
 
 func labWelcome(out io.Writer, l *lab.Lab, took time.Duration) {

@@ -26,3 +26,11 @@ func TestLabPools(t *testing.T) {
 		}
 	}
 }
+
+func TestLabTitle(t *testing.T) {
+	for nodes, want := range map[int]string{1: "Lab small: a server and 1 node", 3: "Lab small: a server and 3 nodes"} {
+		if got := labTitle("small", nodes); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -138,6 +138,10 @@ func (o *topOptions) where() (*rest.Config, func(func() error) error, error) {
 
 // follow feeds the cluster, and waits until everything has been listed.
 func (o *topOptions) follow(ctx context.Context, config *rest.Config, cluster *intent.Cluster) (stop func(), err error) {
+	// A watcher would go on trying.
+	if err := reachable(ctx, config, o.timeout); err != nil {
+		return nil, err
+	}
 	w, err := watch.New(cluster, watch.Options{Config: config, Sources: []intent.Source{intent.Services, intent.EndpointSlices}})
 	if err != nil {
 		return nil, err
