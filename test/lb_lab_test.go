@@ -1,9 +1,11 @@
 package test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +19,7 @@ import (
 	"portal/internal/lab"
 	"portal/internal/lb/announce"
 	"portal/internal/lb/controller"
+	"portal/test/harness"
 )
 
 // The addresses that a lab's balancers have: of the network of its nodes, so that the router asks for them by ARP and neighbour discovery.
@@ -130,6 +133,11 @@ func TestLabLoadBalancer(t *testing.T) {
 			t.Fatalf("no node answers for %s: %q", a, owners[a])
 		}
 	}
+	t.Run("traced", func(t *testing.T) {
+		for _, a := range addrs {
+			tracedAt(t, l, a, owners[a])
+		}
+	})
 	t.Run("local", func(t *testing.T) { localPolicy(t, l, nodes) })
 	t.Run("excluded", func(t *testing.T) { excludedNode(t, l, nodes, addrs[0]) })
 	t.Run("dig", func(t *testing.T) { digThroughBalancer(t, l) })
@@ -185,7 +193,39 @@ func excludedNode(t *testing.T, l *lab.Lab, nodes map[string]string, a netip.Add
 		return ""
 	})
 	answers(t, l, a, "/")
+	tracedAt(t, l, a, neighbour(t, l, nodes, a))
+	// Somebody who believes that it is still there is corrected.
+	if out, exit := labTrace(t, l, a, "--via", before); exit != 1 || !strings.Contains(out, "DIFFERENT: node "+before+" saw nothing of the packet") {
+		t.Errorf("traced via %s, which does not have %s: exit status %d\n%s", before, a, exit, out)
+	}
 	labKubectl(t, l, "", "label", "node", before, corev1.LabelNodeExcludeBalancers+"-")
+}
+
+// tracedAt: a trace looks at the node that has the address, and sees the packet there.
+func tracedAt(t *testing.T, l *lab.Lab, a netip.Addr, owner string) {
+	t.Helper()
+	eventually(t, lbLimit, "a trace that looks at "+owner, func() string { // endpoints that come meanwhile are a difference
+		out, exit := labTrace(t, l, a)
+		if exit != 0 || !strings.Contains(out, "conntrack on node "+owner+": to ") || !strings.Contains(out, "did what was worked out") {
+			return fmt.Sprintf("%s has %s; the trace's exit status is %d:\n%s", owner, a, exit, out)
+		}
+		return ""
+	})
+}
+
+// labTrace sends a packet from outside to port 80 of an address, and returns what the program says.
+func labTrace(t *testing.T, l *lab.Lab, a netip.Addr, more ...string) (string, int) {
+	t.Helper()
+	args := []string{"trace", "--lab", l.Name, "--kubeconfig", l.Kubeconfig, "--live", "--patience", "30s", "--from", "client", "--to", netip.AddrPortFrom(a, 80).String()}
+	out, err := harness.Run(t.Context(), nil, harness.Portal(), append(args, more...)...)
+	var exit *exec.ExitError
+	switch {
+	case errors.As(err, &exit):
+		return out, exit.ExitCode()
+	case err != nil:
+		t.Fatal(err)
+	}
+	return out, 0
 }
 
 // exhausted: who finds no address free gets an Event, and then the next one that is freed.

@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"portal/internal/lb"
+	"portal/internal/lb/announce"
 	"portal/internal/plan"
 	"portal/internal/trace"
 )
@@ -56,7 +58,7 @@ something else than was worked out, 2 if the question is wrong.`,
 	f.StringVar(&o.question.From, "from", "", "who sends: a Pod (NAME or NAMESPACE/NAME), a node, client (somebody outside), or an address")
 	f.StringVar(&o.question.To, "to", "", "where to: ADDRESS:PORT or NAME:PORT, with /UDP or /SCTP if it is not TCP")
 	f.StringVarP(&o.question.Namespace, "namespace", "n", metav1.NamespaceDefault, "the namespace of the Pod, and of short names for others")
-	f.StringVar(&o.question.Via, "via", "", "the node that a packet from outside comes to first (default: the one whose address is asked)")
+	f.StringVar(&o.question.Via, "via", "", "the node that a packet from outside comes to first (default: the one that has the address, or announces it)")
 	f.StringVarP(&o.output, "output", "o", "", "json for programs")
 	f.StringVar(&o.mode, "proxy-mode", "", "the nodes' proxy mode: "+strings.Join(trace.ModeNames(), ", ")+" (default: as the ConfigMap of kube-proxy says, else nftables; in a lab, what runs there)")
 	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "the Pods' prefixes that the proxies are configured with (default: Portal's own nodes know their Pods, others those of all nodes)")
@@ -230,6 +232,14 @@ func readObjects(ctx context.Context, client kubernetes.Interface) (o *trace.Obj
 		return nil, nil, err
 	} else if ranges != nil {
 		o.Ranges = ranges.Items
+	}
+	// Without them the trace says which node it assumes.
+	leases, err := client.CoordinationV1().Leases(lb.Namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0", LabelSelector: announce.MemberLabel})
+	switch {
+	case err == nil:
+		o.Announced = announce.Holders(leases.Items)
+	case !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err):
+		return nil, nil, fmt.Errorf("list Leases: %w", err)
 	}
 	return o, unseen, nil
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"portal/internal/explain"
+	"portal/internal/lb/announce"
 	"portal/internal/trace"
 	"portal/internal/trace/learn"
 )
@@ -142,7 +143,7 @@ func learnSettings(ctx context.Context, config *rest.Config, known *explain.Evid
 // traceObjects are what a trace is made from, and what of it this person may not see. Without Nodes, those that Pods and endpoints are on
 // stand in for them.
 func traceObjects(known *explain.Evidence, covered map[string]bool) (o *trace.Objects, unseen []string) {
-	o = &trace.Objects{Services: known.Services, Slices: known.Slices, Nodes: known.Nodes, Pods: known.Pods, Namespaces: known.Namespaces, Ranges: known.ServiceCIDRs}
+	o = &trace.Objects{Services: known.Services, Slices: known.Slices, Nodes: known.Nodes, Pods: known.Pods, Namespaces: known.Namespaces, Ranges: known.ServiceCIDRs, Announced: announce.Holders(known.Leases)}
 	for _, missing := range []struct{ resource, words string }{
 		{"pods", "Pods can't be read here: their addresses have no names"},
 		{"namespaces", "Namespaces can't be read here: those with Services are known"},

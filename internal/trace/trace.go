@@ -195,6 +195,12 @@ func (x *walk) enter() {
 		x.hop()
 		return
 	}
+	if n := x.node(x.announced[a]); n != nil {
+		x.at = n
+		x.step("route", "node %s announces %s", n.Name, a)
+		x.hop()
+		return
+	}
 	if n, why := x.holder(a); n != nil {
 		x.at = n
 		x.step("route", "the network leads %s to a node that serves it: %s", a, n.Name)
@@ -243,7 +249,7 @@ func (x *walk) inside(a netip.Addr) string {
 	return ""
 }
 
-// holder picks the node that a balancer's or external address leads to, and says why that one. Balancers ask nodes whether they have
+// holder picks the node that a balancer's or external address leads to if none is known to announce it, and says why that one. Balancers ask nodes whether they have
 // endpoints, if only those will do.
 func (x *walk) holder(a netip.Addr) (first *node, why string) {
 	key := plan.FrontendKey{Addr: a, Family: intent.FamilyOf(a), Protocol: x.protocol, Port: x.dst.Port()}

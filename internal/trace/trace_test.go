@@ -3,6 +3,7 @@ package trace
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -128,6 +129,37 @@ func TestWays(t *testing.T) {
 				t.Errorf("the odds add up to %v", sum)
 			}
 		})
+	}
+}
+
+// TestAnnounced: a packet from outside comes to the node that announces the address, whether it has endpoints or not, unless the question
+// names another.
+func TestAnnounced(t *testing.T) {
+	address := netip.MustParseAddr("198.51.100.1")
+	for _, c := range []struct {
+		announced, via, node string
+		verdict              Verdict
+		assumed              bool
+	}{
+		{"n1", "", "n1", Dropped, false},
+		{"n2", "", "n2", Arrives, false},
+		{"n2", "n1", "n1", Dropped, false},
+		{"gone", "", "n2", Arrives, true},
+		{"", "", "n2", Arrives, true},
+	} {
+		o := objects()
+		o.Announced = map[netip.Addr]string{address: c.announced}
+		w, err := NewWorld(o, Settings{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := w.Trace(Question{From: "203.0.113.77", To: "198.51.100.1:80", Via: c.via, Namespace: "default"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Node != c.node || r.Verdict != c.verdict || (len(r.Assumptions) > 0) != c.assumed {
+			t.Errorf("announced by %q, via %q: %s on node %s, assumed %q; want %s on %s", c.announced, c.via, r.Verdict, r.Node, r.Assumptions, c.verdict, c.node)
+		}
 	}
 }
 

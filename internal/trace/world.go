@@ -26,6 +26,8 @@ type Objects struct {
 	Pods       []corev1.Pod
 	Namespaces []corev1.Namespace
 	Ranges     []networkingv1.ServiceCIDR
+	// Announced are the nodes that announce addresses of load balancers, by name.
+	Announced map[netip.Addr]string
 }
 
 // Settings are what a node's proxy is configured with, which the API does not know.
@@ -50,6 +52,7 @@ type World struct {
 	pods      []*pod
 	podAt     map[netip.Addr]*pod
 	nodeAt    map[netip.Addr]*node
+	announced map[netip.Addr]string
 	snapshots map[string]*plan.Snapshot
 }
 
@@ -90,7 +93,7 @@ func NewWorld(o *Objects, s Settings) (*World, error) {
 	s.Mode, s.Zone = mode.Name, cmp.Or(s.Zone, "cluster.local")
 	w := &World{
 		Settings: s, mode: mode, cluster: intent.NewCluster(), podAt: map[netip.Addr]*pod{}, nodeAt: map[netip.Addr]*node{},
-		snapshots: map[string]*plan.Snapshot{},
+		announced: o.Announced, snapshots: map[string]*plan.Snapshot{},
 	}
 	for i := range o.Services {
 		w.cluster.SetService(watch.Service(&o.Services[i]))

@@ -34,9 +34,27 @@ func (r *Result) Compare(plan *trace.Report, p intent.Protocol, relays bool) {
 			differ("the packet should not be answered (%s), but %s", plan.Verdict, got)
 		}
 	}
-	if r.Looked && r.Endpoint.IsValid() && !relays && len(plan.Ends) > 0 {
+	switch {
+	case r.missed(plan):
+		differ("node %s saw nothing of the packet, which %s: it came in at another one (--via NODE says at which)", plan.Node, got)
+	case r.Looked && r.Endpoint.IsValid() && !relays && len(plan.Ends) > 0:
 		r.compareEnd(plan, differ)
 	}
+}
+
+// missed says whether the packet did not come to the node that was looked at, though it should have met the Service there. What comes from
+// another node may have that one's address by then, and is not recognised.
+func (r *Result) missed(plan *trace.Report) bool {
+	for _, s := range plan.Steps {
+		if s.Node == plan.Node {
+			break
+		}
+		if s.Node != "" {
+			return false
+		}
+	}
+	reached := plan.Verdict == trace.Arrives && (r.Outcome == Connected || r.Outcome == Sent)
+	return r.Looked && reached && plan.Service != "" && !r.Endpoint.IsValid() && len(r.Rules) == 0
 }
 
 // led says whether the kernel sent the packet on to where it should arrive.

@@ -10,6 +10,7 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/nettest"
+	"portal/internal/proxy/nf"
 	"portal/internal/trace"
 )
 
@@ -98,6 +99,42 @@ func TestPackets(t *testing.T) {
 			t.Errorf("a table is left: %s %v", out, err)
 		}
 	})
+}
+
+// TestMissed: a packet that arrived without the node that was looked at seeing it came in elsewhere.
+func TestMissed(t *testing.T) {
+	endpoint := netip.MustParseAddrPort("10.0.0.1:8080")
+	steps := func(nodes ...string) (out []trace.Step) {
+		for _, n := range nodes {
+			out = append(out, trace.Step{Node: n})
+		}
+		return out
+	}
+	plan := func(steps []trace.Step) *trace.Report {
+		return &trace.Report{Verdict: trace.Arrives, Service: "default/web", Node: "n1", Steps: steps, Ends: []trace.End{{Address: endpoint}}}
+	}
+	direct := plan(steps("", "n1", "n2"))
+	for name, c := range map[string]struct {
+		plan   *trace.Report
+		result Result
+		missed bool
+	}{
+		"came in elsewhere":                   {direct, Result{Looked: true, Outcome: Connected}, true},
+		"a datagram that came in elsewhere":   {direct, Result{Looked: true, Outcome: Sent}, true},
+		"seen by conntrack":                   {direct, Result{Looked: true, Outcome: Connected, Endpoint: endpoint}, false},
+		"seen by nf_tables":                   {direct, Result{Looked: true, Outcome: Connected, Rules: []nf.Traced{{Table: "t"}}}, false},
+		"nobody looked":                       {direct, Result{Outcome: Connected}, false},
+		"from another node, with its address": {plan(steps("n2", "n1")), Result{Looked: true, Outcome: Connected}, false},
+		"no Service on its way":               {&trace.Report{Verdict: trace.Arrives, Node: "n1", Steps: steps("n1")}, Result{Looked: true, Outcome: Connected}, false},
+		"should not arrive":                   {&trace.Report{Verdict: trace.Rejected, Service: "default/web", Node: "n1", Steps: steps("n1")}, Result{Looked: true, Outcome: Refused}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.result.Compare(c.plan, intent.TCP, false)
+			if missed := strings.Contains(strings.Join(c.result.Differences, "; "), "node n1 saw nothing of the packet"); missed != c.missed || !missed && len(c.result.Differences) > 0 {
+				t.Errorf("the differences are %q", c.result.Differences)
+			}
+		})
+	}
 }
 
 // TestOthersTrace: somebody else has the kernel trace packets that never stop coming.
