@@ -184,7 +184,7 @@ func (c *conn) passPlain(info *ConnInfo, begin time.Time, cfg *config.Listener, 
 	_ = c.raw.Close()
 	c.raw = nil
 	c.mu.Unlock()
-	c.newLink(fd, info, begin, cfg, p)
+	c.begin(&link{}, fd, info, begin, cfg, p)
 }
 
 // connect tries endpoints, one after the other.

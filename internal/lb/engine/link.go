@@ -2,7 +2,6 @@ package engine
 
 import (
 	"errors"
-	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -29,7 +28,10 @@ type link struct {
 	tried     []*balance.Endpoint
 	use       *balance.Use
 	until     time.Time // when the present attempt to connect has taken too long
-	relay     *relay    // once the endpoint is connected
+	relay     *relay    // once the endpoint is connected: own
+	own       relay
+	recorded  Record
+	watched   bool // the client's descriptor is
 	over      bool
 	queued    bool // among those that have more to do
 }
@@ -37,8 +39,11 @@ type link struct {
 // end is one of a link's sockets, with the direction in which bytes leave it.
 type end struct {
 	fd int
-	// readable: there may be something to read. closing: the end of what comes has been seen by the kernel.
-	readable, closing bool
+	// readable: there may be something to read. closing: the end of what comes has been seen by the kernel. complete: no error comes with that end, and
+	// nothing urgent, at which reading stops; so what there is to read is all up to the end. urgent: there was something of the kind.
+	readable, closing, complete, urgent bool
+	// delays: a small segment waits until those before are acknowledged. sent: something was sent.
+	delays, sent bool
 	// blocked: it takes no more for now.
 	blocked bool
 	// ended: there is nothing more to read. passedOn: the other side has heard so.
@@ -59,14 +64,14 @@ type outcome struct {
 }
 
 const (
-	arrivals = unix.EPOLLIN | unix.EPOLLRDHUP
+	arrivals = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLPRI
 	endings  = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
 	// turn is how often one direction may read before others have their turn.
 	turn = 16
 )
 
-// newLink takes over a client's descriptor, and begins to connect to an endpoint.
-func (c *conn) newLink(fd int, info *ConnInfo, begin time.Time, cfg *config.Listener, p *pool) {
+// begin takes over a client's descriptor, and begins to connect to an endpoint.
+func (c *conn) begin(k *link, fd int, info *ConnInfo, begin time.Time, cfg *config.Listener, p *pool) {
 	e := c.listener.engine
 	l, err := e.loops.next(&e.waiting)
 	if err != nil {
@@ -75,7 +80,8 @@ func (c *conn) newLink(fd int, info *ConnInfo, begin time.Time, cfg *config.List
 		c.fail(info, begin, cfg, endConnect)
 		return
 	}
-	k := &link{conn: c, loop: l, info: info, cfg: cfg, pool: p, began: begin, near: end{fd: fd}, far: end{fd: -1}}
+	k.conn, k.loop, k.info, k.cfg, k.pool, k.began = c, l, info, cfg, p, begin
+	k.near.fd, k.far.fd = fd, -1
 	retries := p.Config().Retries
 	if retries == 0 {
 		retries = config.DefaultRetries
@@ -118,25 +124,37 @@ func (k *link) connect() outcome {
 			k.pool.Counters.Retries.Add(1)
 		}
 		k.use = use
-		fd, connected, err := startConnect(use.Endpoint.Address)
+		fd, err := startConnect(use.Endpoint.Address)
 		if err == nil {
-			k.far = end{fd: fd}
-			if connected {
-				return k.open(arrivals)
-			}
+			k.far = end{fd: fd, delays: true}
 			timeout := k.pool.Config().ConnectTimeout
 			if timeout <= 0 {
 				timeout = config.DefaultConnectTimeout
 			}
 			k.until = time.Now().Add(timeout)
+			// Within a machine it is connected already, and that is reported at once, together with what the client has sent.
 			if err = k.loop.watch(k, fd, arrivals|unix.EPOLLOUT); err == nil {
-				return outcome{}
+				return k.watchClient()
 			}
 		}
 		if out, stop := k.missed(err); stop {
 			return out
 		}
 	}
+}
+
+// watchClient has the client's descriptor waited for. The lock is held.
+func (k *link) watchClient() outcome {
+	if k.watched {
+		return outcome{}
+	}
+	k.watched = true
+	if err := k.loop.watch(k, k.near.fd, arrivals); err != nil {
+		k.conn.listener.engine.log.Error("connection refused", "listener", k.cfg.Name, "err", os.NewSyscallError("epoll_ctl", err))
+		k.use.Done(balance.Abandoned)
+		return k.refused(endConnect)
+	}
+	return outcome{}
 }
 
 // missed gives up on an endpoint, and says whether on all. The lock is held.
@@ -159,9 +177,13 @@ func (k *link) refused(why string) outcome {
 }
 
 // progress looks what became of the attempt to connect. The lock is held.
-func (k *link) progress() outcome {
-	if isConnected(k.far.fd) {
-		return k.open(0)
+func (k *link) progress(events uint32) outcome {
+	k.far.note(events)
+	if events&(unix.EPOLLERR|unix.EPOLLHUP) == 0 {
+		if events&unix.EPOLLOUT == 0 {
+			return outcome{} // not yet
+		}
+		return k.open()
 	}
 	code, err := unix.GetsockoptInt(k.far.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err == nil && code == 0 {
@@ -190,33 +212,31 @@ func (k *link) expire(now time.Time) {
 	k.follow(out)
 }
 
-// open begins to pass bytes: the endpoint is connected. watch is what its descriptor is to be watched for; 0: it is already. The lock is held.
-func (k *link) open(watch uint32) outcome {
+// open begins to pass bytes: the endpoint is connected. The lock is held.
+func (k *link) open() outcome {
 	k.use.Succeeded()
-	r := &relay{conn: k.conn, pool: k.pool, use: k.use}
+	r := &k.own
+	r.conn, r.pool, r.use = k.conn, k.pool, k.use
 	if k.conn.listener.engine.options.Record != nil {
-		r.record = &Record{
+		r.record = &k.recorded
+		k.recorded = Record{
 			Listener: k.cfg, Pool: k.cfg.Pool, Client: k.info.Client, Local: k.info.Local, Endpoint: k.use.Endpoint.Address,
 			Begin: k.began, Connect: time.Since(k.began), TLS: k.info.TLS,
 		}
 	}
 	k.relay = r
-	var err error
 	if version := k.pool.Config().ProxyProtocol; version > 0 {
+		k.far.prompt()
 		// A new socket has room for it.
-		_, err = unix.Write(k.far.fd, AppendProxyHeader(nil, version, k.info.Client, k.info.Local))
+		if _, err := unix.Write(k.far.fd, AppendProxyHeader(nil, version, k.info.Client, k.info.Local)); err != nil {
+			k.over = true
+			return outcome{opened: r, over: true, broken: true}
+		}
 	}
-	if err == nil {
-		err = k.loop.watch(k, k.near.fd, arrivals)
-	}
-	if err == nil && watch != 0 {
-		err = k.loop.watch(k, k.far.fd, watch)
-	}
-	if err != nil {
-		k.over = true
-		return outcome{opened: r, over: true, broken: true}
-	}
-	return outcome{opened: r}
+	// What either has sent was reported already.
+	out := k.pump()
+	out.opened = r
+	return out
 }
 
 // event goes on after something has happened: at a descriptor, or -1 if there is just more to do. Only the loop calls it.
@@ -228,17 +248,19 @@ func (k *link) event(fd int, events uint32) {
 	}
 	switch {
 	case k.over:
-	case k.relay == nil:
-		if fd >= 0 && fd == k.far.fd {
-			out = k.progress()
-		}
+	case fd >= 0 && fd == k.far.fd && k.relay == nil:
+		out = k.progress(events)
 	default:
-		for _, side := range [...]*end{&k.near, &k.far} {
-			if side.fd == fd {
-				side.note(events)
-			}
+		switch {
+		case fd < 0:
+		case fd == k.near.fd:
+			k.near.note(events)
+		case fd == k.far.fd:
+			k.far.note(events)
 		}
-		out = k.pump()
+		if k.relay != nil {
+			out = k.pump()
+		}
 	}
 	k.mu.Unlock()
 	k.follow(out)
@@ -247,6 +269,8 @@ func (k *link) event(fd int, events uint32) {
 func (s *end) note(events uint32) {
 	s.readable = s.readable || events&(unix.EPOLLIN|endings) != 0
 	s.closing = s.closing || events&endings != 0
+	s.urgent = s.urgent || events&unix.EPOLLPRI != 0
+	s.complete = (s.complete || events&unix.EPOLLRDHUP != 0) && events&unix.EPOLLERR == 0 && !s.urgent
 	if events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		s.blocked = false
 	}
@@ -305,42 +329,13 @@ func (k *link) discard(s *end, hard bool) {
 		_ = unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	}
 	k.loop.forget(s.fd)
-	_ = unix.Close(s.fd)
+	closeSocket(s.fd)
 	s.fd, s.rest = -1, nil
 	if s.pipe != nil {
 		s.pipe.close() // bytes of a connection that is gone may be in it
 		s.pipe = nil
 		s.hold(-s.held)
 	}
-}
-
-// startConnect begins a connection, and says whether it is there already, as within a machine.
-func startConnect(to netip.AddrPort) (fd int, connected bool, err error) {
-	family := unix.AF_INET6
-	var address unix.Sockaddr
-	if to.Addr().Is4() {
-		family, address = unix.AF_INET, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
-	} else {
-		address = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16(), ZoneId: zoneOf(to.Addr())}
-	}
-	if fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
-		return -1, false, os.NewSyscallError("socket", err)
-	}
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	switch err = unix.Connect(fd, address); err {
-	case nil:
-		return fd, true, nil
-	case unix.EINPROGRESS, unix.EINTR:
-		// Within a machine the answer has come already, though connect could not see it yet.
-		return fd, isConnected(fd), nil
-	}
-	_ = unix.Close(fd)
-	return -1, false, os.NewSyscallError("connect", err)
-}
-
-func isConnected(fd int) bool {
-	_, err := unix.Getpeername(fd)
-	return err == nil
 }
 
 // pump passes bytes both ways, as far as that goes without waiting. The lock is held.
@@ -369,7 +364,7 @@ func (k *link) move(from, to *end, inbound bool) bool {
 		case from.ended:
 			// Where both directions have ended, closing says so.
 			if !from.passedOn && !to.ended {
-				err = unix.Shutdown(to.fd, unix.SHUT_WR)
+				err = shutdownWrite(to.fd)
 			}
 			from.passedOn = true
 			return err == nil || err == unix.ENOTCONN

@@ -33,8 +33,9 @@ type listener struct {
 	mu      sync.Mutex
 	clients map[netip.Addr]int // connections, by what clientOf says
 	// plain is the socket again, for connections that package net need not know of.
-	plain  *os.File
-	closed bool
+	plain    *os.File
+	closed   bool
+	acceptor acceptor // of the goroutine that accepts
 }
 
 // listenerState is a listener's configuration: never changed, only replaced.
@@ -187,54 +188,6 @@ func (s *listenerState) passes() bool {
 	return s.cfg.Protocol == config.TCP && len(s.cfg.TrustedProxies) == 0
 }
 
-// acceptPlain accepts a connection as a descriptor.
-func (l *listener) acceptPlain() (fd int, from netip.AddrPort, err error) {
-	raw, err := l.plainSocket()
-	if err != nil {
-		return -1, from, err
-	}
-	var peer unix.Sockaddr
-	var failed error
-	err = raw.Read(func(socket uintptr) bool {
-		fd, peer, failed = unix.Accept4(int(socket), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-		return failed != unix.EAGAIN
-	})
-	if err != nil {
-		return -1, from, net.ErrClosed // nothing else makes waiting fail
-	}
-	if failed != nil {
-		return -1, from, os.NewSyscallError("accept", failed)
-	}
-	switch peer := peer.(type) {
-	case *unix.SockaddrInet4:
-		from = netip.AddrPortFrom(netip.AddrFrom4(peer.Addr), uint16(peer.Port))
-	case *unix.SockaddrInet6:
-		from = netip.AddrPortFrom(netip.AddrFrom16(peer.Addr).Unmap(), uint16(peer.Port))
-	}
-	return fd, from, nil
-}
-
-// plainSocket is the listening socket as a file, which package net does not let wait for connections otherwise.
-func (l *listener) plainSocket() (syscall.RawConn, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return nil, net.ErrClosed
-	}
-	if l.plain == nil {
-		f, err := l.socket.File()
-		if err != nil {
-			return nil, err
-		}
-		l.plain = f
-		// What is set here, connections have too.
-		if raw, err := f.SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) })
-		}
-	}
-	return l.plain.SyscallConn()
-}
-
 // closeSocket stops accepting.
 func (l *listener) closeSocket() {
 	l.mu.Lock()
@@ -244,36 +197,6 @@ func (l *listener) closeSocket() {
 	if l.plain != nil {
 		_ = l.plain.Close()
 	}
-}
-
-// beginPlain admits a connection if there is room, and has its bytes passed.
-func (l *listener) beginPlain(fd int, from netip.AddrPort, state *listenerState, p *pool) {
-	now := time.Now()
-	c := &conn{listener: l, client: from}
-	c.last.Store(now.UnixNano())
-	if !l.admit(c, state.cfg.Limits) {
-		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-		_ = unix.Close(fd)
-		return
-	}
-	l.counters.total.Add(1)
-	l.engine.conns.add(c)
-	local := state.cfg.Address
-	if local.Addr().IsUnspecified() {
-		local = localOfDescriptor(fd)
-	}
-	c.newLink(fd, &ConnInfo{Client: from, Local: local}, now, state.cfg, p)
-}
-
-func localOfDescriptor(fd int) netip.AddrPort {
-	at, _ := unix.Getsockname(fd)
-	switch at := at.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(at.Addr).Unmap(), uint16(at.Port))
-	}
-	return netip.AddrPort{}
 }
 
 // begin admits a connection if there is room, and serves it.

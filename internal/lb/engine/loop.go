@@ -20,13 +20,19 @@ type loop struct {
 
 	// These are of the goroutine that runs the loop.
 	events []unix.EpollEvent
-	count  int
 	failed error
 	again  []*link // have more to do than one turn allows
 	buf    []byte
 
-	mu    sync.Mutex
-	links []*link // by descriptor
+	mu      sync.Mutex
+	watched []watched // by descriptor
+	last    int32     // the number of the last one
+}
+
+// watched is whose a descriptor is. Descriptors are used again at once: the number tells what was reported of one from what is reported of the next.
+type watched struct {
+	link   *link
+	number int32
 }
 
 // loops are as many as there are processors; they are started when the first connection needs one.
@@ -87,40 +93,43 @@ func newLoop() (*loop, error) {
 	return l, nil
 }
 
-// run passes bytes until the loop is closed.
+// run passes bytes until the loop is closed. It never leaves the wait of the runtime: what is reported while a turn is under way ends the next wait at once, so
+// that no turn needs to look twice.
 func (l *loop) run() {
-	poll := l.poll
-	for {
-		if len(l.again) > 0 {
-			l.poll(uintptr(l.fd))
-		} else if l.raw.Read(poll) != nil {
-			return
+	_ = l.raw.Read(func(fd uintptr) bool {
+		for l.turn(int(fd)) {
 		}
-		for i := range max(l.count, 0) {
-			fd := int(l.events[i].Fd)
-			if k := l.find(fd); k != nil {
-				k.event(fd, l.events[i].Events)
-			}
-		}
-		more := l.again
-		l.again = nil
-		for _, k := range more {
-			k.event(-1, 0)
+		return l.failed != nil
+	})
+}
+
+// turn does what has been reported, and says whether there may be more to do at once.
+func (l *loop) turn(fd int) bool {
+	n, err := reported(fd, l.events)
+	if err == unix.EINTR {
+		return true
+	}
+	l.failed = err
+	for i := range n {
+		at := &l.events[i]
+		if k := l.find(int(at.Fd), at.Pad); k != nil {
+			k.event(int(at.Fd), at.Events)
 		}
 	}
+	more := l.again
+	l.again = nil
+	for _, k := range more {
+		k.event(-1, 0)
+	}
+	return l.failed == nil && (n == len(l.events) || len(l.again) > 0)
 }
 
-// poll takes what is ready, and says whether something is.
-func (l *loop) poll(fd uintptr) bool {
-	l.count, l.failed = unix.EpollWait(int(fd), l.events, 0)
-	return l.count > 0 || l.failed != nil && l.failed != unix.EINTR
-}
-
-func (l *loop) find(fd int) *link {
+// find is the link that something was reported for, or nil if it has closed the descriptor since.
+func (l *loop) find(fd int, number int32) *link {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if fd < len(l.links) {
-		return l.links[fd]
+	if fd < len(l.watched) && l.watched[fd].number == number {
+		return l.watched[fd].link
 	}
 	return nil
 }
@@ -128,23 +137,29 @@ func (l *loop) find(fd int) *link {
 // watch has a descriptor waited for: every change is reported once.
 func (l *loop) watch(k *link, fd int, events uint32) error {
 	l.mu.Lock()
-	for len(l.links) <= fd {
-		l.links = append(l.links, nil)
+	for len(l.watched) <= fd {
+		l.watched = append(l.watched, watched{})
 	}
-	l.links[fd] = k
+	l.last++
+	number := l.last
+	l.watched[fd] = watched{k, number}
 	l.mu.Unlock()
-	return unix.EpollCtl(l.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(fd)})
+	return unix.EpollCtl(l.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(fd), Pad: number})
 }
 
+// change has other events of a descriptor reported.
 func (l *loop) change(fd int, events uint32) error {
-	return unix.EpollCtl(l.fd, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(fd)})
+	l.mu.Lock()
+	number := l.watched[fd].number
+	l.mu.Unlock()
+	return unix.EpollCtl(l.fd, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(fd), Pad: number})
 }
 
 // forget is called before a descriptor is closed.
 func (l *loop) forget(fd int) {
 	l.mu.Lock()
-	if fd < len(l.links) {
-		l.links[fd] = nil
+	if fd < len(l.watched) {
+		l.watched[fd] = watched{}
 	}
 	l.mu.Unlock()
 }

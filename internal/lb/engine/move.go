@@ -13,7 +13,7 @@ import (
 // pass reads once and writes at once, which is cheaper than a pipe for little. The lock is held, as for all that follow.
 func (k *link) pass(from, to *end, inbound bool) error {
 	buf := k.loop.buf
-	n, err := unix.Read(from.fd, buf)
+	n, err := read(from.fd, buf)
 	switch {
 	case err == unix.EAGAIN:
 		from.readable = false
@@ -29,10 +29,11 @@ func (k *link) pass(from, to *end, inbound bool) error {
 	from.bulk = n == len(buf)
 	// Less than was asked for is all that there was: the kernel reports what comes next, and the end.
 	from.readable = from.bulk || from.closing
+	from.ended = !from.bulk && from.complete
 	k.conn.listener.engine.copied.copied.Add(uint64(n))
 	m := 0
 	if !to.blocked {
-		if m, err = k.write(to, buf[:n]); err != nil {
+		if m, err = k.write(to, buf[:n], from.ended); err != nil {
 			return err
 		}
 	}
@@ -46,10 +47,15 @@ func (k *link) pass(from, to *end, inbound bool) error {
 	return nil
 }
 
-// write writes what is taken. An end that takes no more is reported when it does again.
-func (k *link) write(to *end, p []byte) (int, error) {
+// write writes what is taken. An end that takes no more is reported when it does again. last: the end follows at once, so that both can go in one packet.
+func (k *link) write(to *end, p []byte, last bool) (n int, err error) {
+	to.prompt()
+	flags := 0
+	if last {
+		flags = unix.MSG_MORE
+	}
 	for {
-		n, err := unix.Write(to.fd, p)
+		n, err = send(to.fd, p, flags)
 		switch err {
 		case nil:
 			return n, nil
@@ -60,6 +66,16 @@ func (k *link) write(to *end, p []byte) (int, error) {
 			return 0, err
 		}
 	}
+}
+
+// prompt is called before something is sent, which is not to wait for an acknowledgement of what was sent before. What is sent first never does, and short
+// connections send nothing else.
+func (s *end) prompt() {
+	if s.delays && s.sent {
+		_ = unix.SetsockoptInt(s.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+		s.delays = false
+	}
+	s.sent = true
 }
 
 func (k *link) block(to *end) error {
@@ -108,7 +124,7 @@ func (s *end) hold(n int) {
 // drain passes on what was read before.
 func (k *link) drain(from, to *end, inbound bool) error {
 	if len(from.rest) > 0 {
-		n, err := k.write(to, from.rest)
+		n, err := k.write(to, from.rest, false)
 		if from.rest = from.rest[n:]; len(from.rest) == 0 {
 			from.rest = nil
 		}
@@ -117,6 +133,7 @@ func (k *link) drain(from, to *end, inbound bool) error {
 		}
 		return err
 	}
+	to.prompt()
 	n, err := unix.Splice(from.pipe.r, nil, to.fd, nil, from.held, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
 	switch {
 	case err == unix.EAGAIN:

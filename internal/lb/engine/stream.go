@@ -91,7 +91,7 @@ func (s *socket) connected(ctx context.Context, until time.Time) error {
 	var state error
 	waited := false
 	err := s.raw.Write(func(fd uintptr) bool {
-		if _, state = unix.Getpeername(int(fd)); state == nil {
+		if _, state = syscall.Getpeername(int(fd)); state == nil {
 			return true
 		}
 		if waited {
