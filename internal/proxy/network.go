@@ -12,8 +12,9 @@ import (
 	"portal/internal/proxy/foreign"
 )
 
-// networkInterval is how often the machine's settings and routes are looked at. Others change them while the proxy runs.
-const networkInterval = 10 * time.Second
+// networkInterval is how often the machine's settings and routes are looked at. Others change them while the proxy runs, and whoever asks why packets are lost should be given
+// that as the reason.
+const networkInterval = 2 * time.Second
 
 // checkNetwork looks for settings and routes because of which packets are lost, and changes settings if it may.
 func (p *Proxy) checkNetwork() {

@@ -24,6 +24,8 @@ type nodeFault struct {
 	fix bool
 	// lasting: it is said for a while afterwards.
 	lasting bool
+	// again: the agent mends it by itself, so that it is done again until explain is asked in between.
+	again bool
 }
 
 func (c *cluster) ofNodes() []nodeFault {
@@ -55,8 +57,8 @@ func (c *cluster) ofNodes() []nodeFault {
 		}
 	}
 	return []nodeFault{
-		{name: "no forwarding", code: "host-setting", says: "net.ipv4.ip_forward is 0", wrong: on("node2", "sysctl -w net.ipv4.ip_forward=0"), fix: true},
-		{name: "no forwarding of IPv6", ask: []string{"service", "s4", "-n", "many"}, code: "host-setting", says: "net.ipv6.conf.all.forwarding is 0", wrong: on("node2", "sysctl -w net.ipv6.conf.all.forwarding=0"), fix: true},
+		{name: "no forwarding", code: "host-setting", says: "net.ipv4.ip_forward is 0", wrong: on("node2", "sysctl -w net.ipv4.ip_forward=0"), fix: true, again: true},
+		{name: "no forwarding of IPv6", ask: []string{"service", "s4", "-n", "many"}, code: "host-setting", says: "net.ipv6.conf.all.forwarding is 0", wrong: on("node2", "sysctl -w net.ipv6.conf.all.forwarding=0"), fix: true, again: true},
 		{name: "a small MTU", code: "mtu", says: "1280", wrong: on("node2", "ip link set eth0 mtu 1280"), fix: true},
 		{name: "DNS that is blocked", code: "dns-unreachable", says: "node node2", wrong: c.block("output", "udp dport 53", true), right: c.block("output", "", false)},
 		{name: "endpoints that are blocked", code: "endpoint-unreachable", says: "from node node2", wrong: c.block("output", "tcp dport 9376", true), right: c.block("output", "", false)},
@@ -119,6 +121,11 @@ func (c *cluster) tryNode(t *testing.T, f nodeFault) {
 	}
 	defer mend() // the next fault is another
 	if complaint := until(t, patience, func(ctx context.Context) string {
+		if f.again {
+			if err := f.wrong(); err != nil {
+				return err.Error()
+			}
+		}
 		a, first, err := c.explain(ctx, ask...)
 		if err != nil || len(a.Findings) == 0 || a.Findings[0].Code != f.code || !strings.Contains(first, f.says) {
 			return fmt.Sprint(first, err)
