@@ -105,6 +105,11 @@ func (c *conn) serve(state *listenerState) {
 		info.TLS, client = &s, wrapped
 	}
 	if cfg.Protocol.Parsed() {
+		if state.tls != nil {
+			// A handshake needs a large stack, and waiting for requests a small one: this goroutine is for the next handshake.
+			c.listener.engine.waiting.Go(func() { c.web(client, info) })
+			return
+		}
 		c.web(client, info)
 		return
 	}

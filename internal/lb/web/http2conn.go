@@ -1,7 +1,6 @@
 package web
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"io"
@@ -49,7 +48,7 @@ type http2Client struct {
 	limits   wire.Limits
 
 	// These are of the goroutine that reads.
-	in      *bufio.Reader
+	in      frameReader
 	framer  *http2.Framer
 	decoder *hpack.Decoder
 	head    http2Head
@@ -58,7 +57,7 @@ type http2Client struct {
 	waiting []*http2Stream
 
 	wake    chan struct{} // for the goroutine that writes
-	written chan struct{} // is closed when that has ended
+	written chan struct{} // is closed when the last such goroutine has ended
 	tasks   sync.WaitGroup
 
 	mu   sync.Mutex // guards what follows, and parts of streams
@@ -75,6 +74,8 @@ type http2Client struct {
 	out           []byte
 	spare         []byte
 	woken         bool
+	writer        bool // there is a goroutine that writes. resting: it is to end, since there is nothing to do
+	resting       bool
 	writing       int64 // since when the client takes nothing; 0: nothing is being written
 	blocked       []*http2Stream
 	// window is how much the client takes, initial what it takes of a new stream.
@@ -98,10 +99,10 @@ func (s *Server) serveHTTP2(ctx context.Context, nc net.Conn, info Info) {
 	site := info.Site()
 	c := &http2Client{
 		server: s, nc: nc, info: info, via: newForwarded(&info), stats: s.Stats(site.Listener.Name), draining: ctx, limits: limitsOf(site.Listener),
-		in: bufio.NewReaderSize(nc, 4<<10), wake: make(chan struct{}, 1), written: make(chan struct{}), open: map[uint32]*http2Stream{},
+		in: newFrameReader(nc, info.TLS != nil), wake: make(chan struct{}, 1), written: make(chan struct{}), open: map[uint32]*http2Stream{},
 		window: 65535, initial: 65535, inflow: connWindow,
 	}
-	c.framer = http2.NewFramer(nil, c.in)
+	c.framer = http2.NewFramer(nil, &c.in)
 	c.framer.SetReuseFrames()
 	c.framer.SetMaxReadFrameSize(maxFrame)
 	c.decoder = hpack.NewDecoder(4096, c.head.field)
@@ -113,7 +114,6 @@ func (s *Server) serveHTTP2(ctx context.Context, nc net.Conn, info Info) {
 	// The preface and the client's settings have the time of a header.
 	c.watch.enter(phaseHeader)
 	s.watched.add(&c.watch)
-	go c.write()
 	c.mu.Lock()
 	c.appendSettings()
 	c.signal()
@@ -139,7 +139,7 @@ var errGraceful = errors.New("no more requests")
 // read handles frames until the connection ends, and says why it does.
 func (c *http2Client) read() error {
 	var preface [len(wire.Preface)]byte
-	if _, err := io.ReadFull(c.in, preface[:]); err != nil {
+	if _, err := io.ReadFull(&c.in, preface[:]); err != nil {
 		return err
 	}
 	if string(preface[:]) != wire.Preface {
@@ -148,6 +148,7 @@ func (c *http2Client) read() error {
 	for first := true; ; first = false {
 		if !c.hasFrame() {
 			c.startWaiting()
+			c.in.rest()
 		}
 		frame, err := c.framer.ReadFrame()
 		if err == nil {
@@ -176,11 +177,8 @@ func (c *http2Client) read() error {
 
 // hasFrame says whether a whole frame has come already. If not, nobody knows when it will, and no request may wait for it.
 func (c *http2Client) hasFrame() bool {
-	if c.in.Buffered() < frameHeader {
-		return false
-	}
-	head, _ := c.in.Peek(frameHeader)
-	return c.in.Buffered() >= frameHeader+int(head[0])<<16+int(head[1])<<8+int(head[2])
+	there := c.in.buffered()
+	return len(there) >= frameHeader && len(there) >= frameHeader+int(there[0])<<16+int(there[1])<<8+int(there[2])
 }
 
 func (c *http2Client) isFinished() bool {
@@ -240,20 +238,24 @@ func (c *http2Client) linger() {
 		return
 	}
 	c.nc.SetReadDeadline(time.Now().Add(drainGrace))
-	_, _ = io.CopyN(io.Discard, c.in, lingerBytes)
+	_, _ = io.CopyN(io.Discard, &c.in, lingerBytes)
 }
 
 // signal has what is queued written. The lock is held.
 func (c *http2Client) signal() {
-	if !c.woken {
-		c.woken = true
-		c.wake <- struct{}{}
+	if c.woken {
+		return
+	}
+	c.woken = true
+	c.wake <- struct{}{}
+	if !c.writer {
+		c.writer = true
+		go c.write()
 	}
 }
 
-// write writes what is queued, until that is finished.
+// write writes what is queued, until that is finished or the connection rests.
 func (c *http2Client) write() {
-	defer close(c.written)
 	for range c.wake {
 		// Others that are ready to run may have something to say too: one write for all of it costs much less than one for each.
 		runtime.Gosched()
@@ -284,11 +286,19 @@ func (c *http2Client) write() {
 			c.out = nil
 			c.unblock()
 		}
+		rest := c.resting && !c.woken && !closing
+		if c.resting = false; rest {
+			c.writer = false
+		}
 		c.mu.Unlock()
 		if dead {
 			c.nc.SetReadDeadline(past)
 		}
 		if closing {
+			close(c.written)
+			return
+		}
+		if rest {
 			return
 		}
 	}
@@ -328,6 +338,7 @@ func (c *http2Client) tick(now, idle int64) {
 		c.nc.SetDeadline(past)
 		return
 	}
+	c.rest(now)
 	switch {
 	case c.dead || c.finished || c.draining.Err() == nil:
 	case c.goneAway == 0:
