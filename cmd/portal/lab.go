@@ -41,6 +41,7 @@ trying and testing. Packets are real, and nothing of this machine's network is c
 	f.StringVar(&o.ImageMap, "image-map", "", "file that maps images to folders, for the nodes")
 	f.StringSliceVar(&o.ServiceCIDRs, "service-cluster-ip-range", nil, "ranges of cluster IPs (default: those of portal server)")
 	f.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil, "ranges of the Pods' addresses (default: 10.244.0.0/16,fd00:244::/56)")
+	f.DurationVar(&o.StartTimeout, "start-timeout", lab.DefaultStartTimeout, "how long its parts may take to be ready")
 	cmd.AddCommand(newLabExecCommand(), newLabCutCommand(true), newLabCutCommand(false), newLabLinkCommand(), newLabKubectlCommand(), newLabDeleteCommand(), newLabListCommand())
 	return cmd
 }
@@ -78,6 +79,9 @@ func (o *labOptions) run(cmd *cobra.Command) error {
 	}
 	if err := o.Validate(); err != nil {
 		return usageError{err}
+	}
+	if o.StartTimeout <= 0 {
+		return usageError{fmt.Errorf("--start-timeout: %v is not longer than 0", o.StartTimeout)}
 	}
 	pools, err := (&balancerOptions{prefix: "load-balancer-", pools: o.BalancerPools, announce: []string{announceL2}, onStop: onStopWithdraw, l2OnStop: onStopKeep}).read()
 	if err == nil {

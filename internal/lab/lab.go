@@ -57,6 +57,8 @@ type Options struct {
 	ServiceCIDRs, ClusterCIDRs []string
 	// ServerArgs and NodeArgs are added to the programs' arguments.
 	ServerArgs, NodeArgs []string
+	// StartTimeout is how long its parts may take to be ready; 0: DefaultStartTimeout.
+	StartTimeout time.Duration
 	// Progress, if not nil, is called when a step of the start is done.
 	Progress func(step string, took time.Duration)
 }
@@ -106,8 +108,8 @@ type Lab struct {
 	record *record
 }
 
-// startTimeout is how long the parts of a lab may take to be ready.
-const startTimeout = 2 * time.Minute
+// DefaultStartTimeout is how long the parts of a lab may take to be ready, unless options say otherwise.
+const DefaultStartTimeout = 2 * time.Minute
 
 // Start starts a lab. The caller must Close it; it is also gone when this process ends, up to files.
 func Start(ctx context.Context, o Options) (_ *Lab, err error) {
@@ -121,6 +123,9 @@ func Start(ctx context.Context, o Options) (_ *Lab, err error) {
 	}
 	if o.Progress == nil {
 		o.Progress = func(string, time.Duration) {}
+	}
+	if o.StartTimeout <= 0 {
+		o.StartTimeout = DefaultStartTimeout
 	}
 	if len(o.ClusterCIDRs) == 0 {
 		o.ClusterCIDRs = DefaultClusterCIDRs
@@ -146,7 +151,7 @@ func Start(ctx context.Context, o Options) (_ *Lab, err error) {
 			err = errors.Join(err, l.Close())
 		}
 	}()
-	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the lab was not ready within %v", startTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, o.StartTimeout, fmt.Errorf("the lab was not ready within %v", o.StartTimeout))
 	defer cancel()
 	for _, step := range []struct {
 		name string
@@ -335,7 +340,7 @@ func (l *Lab) startNodes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	secret := bootstrap.NewSecret(token, bootstrap.Grant{Expires: time.Now().Add(startTimeout), Groups: []string{identity.Node.BootstrapGroup()}, Description: "nodes of the lab " + l.Name})
+	secret := bootstrap.NewSecret(token, bootstrap.Grant{Expires: time.Now().Add(l.StartTimeout), Groups: []string{identity.Node.BootstrapGroup()}, Description: "nodes of the lab " + l.Name})
 	if err := l.waitFor(ctx, serverName, func() error {
 		_, err := l.API.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, secret, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {

@@ -23,14 +23,16 @@ func TestBalancerBesideIPVS(t *testing.T) {
 cd /tmp
 cp %s portal
 mount -t cgroup2 none /sys/fs/cgroup
-./portal lab --name vm --nodes 1 --proxy-mode ipvs --data-dir /tmp/lab --load-balancer-pool 192.168.100.240-192.168.100.242 >lab.log 2>&1 &
+./portal lab --name vm --nodes 1 --proxy-mode ipvs --data-dir /tmp/lab --start-timeout 10m --load-balancer-pool 192.168.100.240-192.168.100.242 >lab.log 2>&1 &
+lab=$!
 kubectl() { ./portal kubectl --kubeconfig /tmp/lab/admin.kubeconfig "$@"; }
 # until TEXT COMMAND...: repeats a command until its output has the text.
 until_has() {
 	text=$1; shift
-	for i in $(seq 200); do
+	for i in $(seq 400); do
 		"$@" >out 2>&1
 		if grep -q "$text" out; then return 0; fi
+		kill -0 $lab || break
 		sleep 2
 	done
 	echo "never: $text"; cat out; tail -n 30 lab.log
