@@ -270,12 +270,16 @@ func TestUnansweredQueriesDenyNothingElse(t *testing.T) {
 	last.SetQuestion("web.shop.svc.cluster.local.", dns.TypeA)
 	b, _ := last.Pack()
 	flood.Write(b)
-	flood.SetReadDeadline(time.Now().Add(20 * time.Second))
+	end := time.Now().Add(time.Minute)
 	for m := new(dns.Msg); len(m.Question) == 0 || m.Question[0].Name != last.Question[0].Name; {
 		buf := make([]byte, 1500)
+		flood.SetReadDeadline(time.Now().Add(time.Second))
 		n, err := flood.Read(buf)
 		if err == nil {
 			err = m.Unpack(buf[:n])
+		} else if time.Now().Before(end) { // it was lost among the answers to the flood
+			flood.Write(b)
+			continue
 		}
 		if err != nil {
 			t.Fatal(err)
