@@ -86,7 +86,9 @@ var siblings = []fault{
 	{"a Service that is being deleted, without slices", func(w *world) {
 		s, _, _ := w.web()
 		s.DeletionTimestamp, s.Finalizers = ptr.To(metav1.NewTime(now.Add(-time.Minute))), []string{"example.com/hold"}
-		w.Slices = slices.DeleteFunc(w.Slices, func(slice discoveryv1.EndpointSlice) bool { return slice.Labels[discoveryv1.LabelServiceName] == s.Name })
+		w.Slices = slices.DeleteFunc(w.Slices, func(slice discoveryv1.EndpointSlice) bool {
+			return slice.Labels[discoveryv1.LabelServiceName] == s.Name
+		})
 	}, web, "service-deleting", "example.com/hold", `"finalizers":null`},
 	{"a slice for another protocol", func(w *world) {
 		_, slice := w.byHand()

@@ -81,8 +81,12 @@ const notForNodes = "nodes don't do this"
 
 // resources are those where it matters which node asks. For objects that don't exist yet, the node restriction decides.
 var resources = map[schema.GroupResource]func(context.Context, *Graph, string, authorizer.Attributes) string{
-	corev1.Resource("secrets"):                func(ctx context.Context, g *Graph, n string, a authorizer.Attributes) string { return readNeeded(ctx, g, n, Secret, a) },
-	corev1.Resource("configmaps"):             func(ctx context.Context, g *Graph, n string, a authorizer.Attributes) string { return readNeeded(ctx, g, n, ConfigMap, a) },
+	corev1.Resource("secrets"): func(ctx context.Context, g *Graph, n string, a authorizer.Attributes) string {
+		return readNeeded(ctx, g, n, Secret, a)
+	},
+	corev1.Resource("configmaps"): func(ctx context.Context, g *Graph, n string, a authorizer.Attributes) string {
+		return readNeeded(ctx, g, n, ConfigMap, a)
+	},
 	corev1.Resource("serviceaccounts"):        serviceAccounts,
 	corev1.Resource("persistentvolumeclaims"): volumeClaims,
 	corev1.Resource("persistentvolumes"):      unrelated,
