@@ -33,6 +33,22 @@ func crashed(p *corev1.Pod, code int32, reason string) {
 	}}
 }
 
+// killed has both Pods of web be restarted by a liveness probe that asks a port, with Events that say what it got, the newest last.
+func killed(w *world, port int32, got ...string) (*corev1.Pod, *corev1.Pod) {
+	a, b := bothUnready(w)
+	for _, p := range []*corev1.Pod{a, b} {
+		probe(p, port)
+		p.Spec.Containers[0].LivenessProbe, p.Spec.Containers[0].ReadinessProbe = p.Spec.Containers[0].ReadinessProbe, nil
+		crashed(p, 143, "Error")
+		for i, message := range got {
+			w.event("Pod", p.Name, "Unhealthy", message)
+			w.Events[len(w.Events)-1].LastTimestamp = metav1.NewTime(now.Add(time.Duration(i) * time.Second))
+		}
+	}
+	w.owned(a, b)
+	return a, b
+}
+
 // alias adds the Service shop/db as another name, and what node1 got there.
 func (w *world) alias(name string, a *nodereport.Alias) {
 	s := w.service("shop", "db", nil, 80)
@@ -84,14 +100,7 @@ var further = []fault{
 		w.owned(a, b)
 	}, web, "pods-memory", "64Mi", `"limits":{"memory":"256Mi"}`},
 	{"a liveness probe that kills", func(w *world) {
-		a, b := bothUnready(w)
-		for _, p := range []*corev1.Pod{a, b} {
-			probe(p, 9376)
-			p.Spec.Containers[0].LivenessProbe, p.Spec.Containers[0].ReadinessProbe = p.Spec.Containers[0].ReadinessProbe, nil
-			crashed(p, 143, "Error")
-			w.event("Pod", p.Name, "Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 404")
-		}
-		w.owned(a, b)
+		killed(w, 9376, "Liveness probe failed: HTTP probe failed with statuscode: 404")
 	}, web, "liveness-path", "liveness probe", `livenessProbe/httpGet/path","value":"/"`},
 	{"a readiness probe that waits, in Portal's words", func(w *world) {
 		a, b := bothUnready(w)

@@ -61,27 +61,12 @@ func waiting(w *world, reason, message string) (*corev1.Pod, *corev1.Pod) {
 // siblings are faults of the kinds of the others, with other protocols, families, objects and fields.
 var siblings = []fault{
 	{"a liveness probe that kills, and refusals between restarts", func(w *world) {
-		a, b := bothUnready(w)
-		for _, p := range []*corev1.Pod{a, b} {
-			probe(p, 9376)
-			p.Spec.Containers[0].LivenessProbe, p.Spec.Containers[0].ReadinessProbe = p.Spec.Containers[0].ReadinessProbe, nil
-			crashed(p, 143, "Error")
-			w.event("Pod", p.Name, "Unhealthy", "Liveness probe of container c failed: HTTP status 404")
-			w.event("Pod", p.Name, "Unhealthy", "Liveness probe of container c failed: dial tcp 10.244.1.2:9376: connect: connection refused")
-			w.Events[len(w.Events)-1].LastTimestamp = metav1.NewTime(now.Add(time.Second))
-		}
-		w.owned(a, b)
+		killed(w, 9376, "Liveness probe of container c failed: HTTP status 404", "Liveness probe of container c failed: dial tcp 10.244.1.2:9376: connect: connection refused")
 	}, web, "liveness-path", "liveness probe", `livenessProbe/httpGet/path","value":"/"`},
 	{"a liveness probe of a wrong port, while the container is down", func(w *world) {
-		a, b := bothUnready(w)
-		for _, p := range []*corev1.Pod{a, b} {
-			probe(p, 9377)
-			p.Spec.Containers[0].LivenessProbe, p.Spec.Containers[0].ReadinessProbe = p.Spec.Containers[0].ReadinessProbe, nil
-			crashed(p, 143, "Error")
-			w.listening(p)
-			w.event("Pod", p.Name, "Unhealthy", "Liveness probe of container c failed: dial tcp 10.244.1.2:9377: connect: connection refused")
-		}
-		w.owned(a, b)
+		a, b := killed(w, 9377, "Liveness probe of container c failed: dial tcp 10.244.1.2:9377: connect: connection refused")
+		w.listening(a)
+		w.listening(b)
 	}, web, "liveness-port", "asks port 9377", `livenessProbe/httpGet/port","value":9376`},
 	{"a Service that is being deleted, without slices", func(w *world) {
 		s, _, _ := w.web()
