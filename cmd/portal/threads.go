@@ -10,7 +10,7 @@ import (
 // extraThreads bounds by how many threads a server runs more than there are CPUs.
 const extraThreads = 4
 
-// threadsByLoad lets a server's goroutines run on up to twice as many threads as there are CPUs while requests with large answers wait for each other;
+// threadsByLoad lets a server's goroutines run on up to twice as many threads as there are CPUs while requests with large answers, or TLS handshakes, wait for each other;
 // unless GOMAXPROCS says otherwise. Go's scheduler looks for packets when a thread has nothing to do, or else every 10 ms: on two CPUs a list of everything and a
 // collection of garbage keep both threads busy, and whoever asks meanwhile waits. With idle threads the kernel decides, within a millisecond or two. At other
 // times more threads would only take CPU from Pods on the same machine.
