@@ -28,16 +28,17 @@ const patience = 60 * time.Second
 
 // site is a balancer on loopback for one test.
 type site struct {
-	t       *testing.T
-	server  *Server
-	address netip.AddrPort
-	now     atomic.Pointer[Site]
-	pools   atomic.Pointer[map[string]*balance.Pool]
-	drain   context.CancelFunc
-	trusted bool
-	tls     *tls.Config
-	logged  chan *accesslog.Record
-	conns   sync.WaitGroup
+	toEndpoint func(context.Context, netip.AddrPort) (net.Conn, error) // to endpoints; nil: as usual
+	t          *testing.T
+	server     *Server
+	address    netip.AddrPort
+	now        atomic.Pointer[Site]
+	pools      atomic.Pointer[map[string]*balance.Pool]
+	drain      context.CancelFunc
+	trusted    bool
+	tls        *tls.Config
+	logged     chan *accesslog.Record
+	conns      sync.WaitGroup
 }
 
 func pool(endpoints ...netip.AddrPort) *config.Pool {
@@ -78,7 +79,7 @@ func start(t *testing.T, cfg *config.Pool, change ...func(*site, *config.Listene
 		f(s, &listener)
 	}
 	s.set(listener, map[string]*config.Pool{"a": cfg})
-	s.server = New(Options{Log: func(_ *config.Listener, r *accesslog.Record) { s.logged <- r }})
+	s.server = New(Options{Dial: s.toEndpoint, Log: func(_ *config.Listener, r *accesslog.Record) { s.logged <- r }})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

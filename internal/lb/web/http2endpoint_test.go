@@ -71,13 +71,14 @@ func TestClientLeavesWhileConnecting(t *testing.T) {
 	for _, protocol := range []config.Protocol{config.HTTP, config.H2C} {
 		cfg := pool(netip.MustParseAddrPort("192.0.2.1:80"))
 		cfg.Protocol = protocol
-		s := start(t, cfg)
 		connecting := make(chan struct{})
-		s.server.options.Dial = func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
-			close(connecting)
-			<-ctx.Done()
-			return nil, ctx.Err()
-		}
+		s := start(t, cfg, func(s *site, _ *config.Listener) {
+			s.toEndpoint = func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
+				close(connecting)
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+		})
 		h := newRaw(s)
 		h.headers(1, true, ":method", "GET", ":scheme", "http", ":path", "/", ":authority", "a.example")
 		<-connecting
