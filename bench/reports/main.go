@@ -137,8 +137,11 @@ func runCluster(ctx context.Context, o options, r *report.Report) error {
 	if err := c.fill(ctx); err != nil {
 		return fmt.Errorf("fill the cluster: %w", err)
 	}
-	nodes := startNodes(ctx, c)
+	nodes, err := startNodes(ctx, c)
 	defer nodes.stop()
+	if err != nil {
+		return err
+	}
 	if err := nodes.reported(ctx); err != nil {
 		return err
 	}

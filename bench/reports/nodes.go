@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"portal/bench/report"
 	"portal/internal/reports"
@@ -23,48 +25,85 @@ import (
 
 // nodes are the simulated ones, but for their Leases.
 type nodes struct {
-	c              *cluster
-	cancel         context.CancelFunc
-	running        sync.WaitGroup
-	writes, failed atomic.Int64
+	c                      *cluster
+	endReports, endWatches context.CancelFunc
+	reporting, watching    sync.WaitGroup
+	writes, failed         atomic.Int64
 }
 
 var parts = []string{reports.Proxy, reports.DNS, reports.Agent}
 
 // startNodes has every node watch what a proxy watches and publish the reports of its parts; and endpoints change.
-func startNodes(ctx context.Context, c *cluster) *nodes {
-	ctx, cancel := context.WithCancel(ctx)
-	n := &nodes{c: c, cancel: cancel}
+func startNodes(ctx context.Context, c *cluster) (*nodes, error) {
+	watching, endWatches := context.WithCancel(ctx)
+	ctx, endReports := context.WithCancel(watching)
+	n := &nodes{c: c, endReports: endReports, endWatches: endWatches}
 	for i := range c.nodes {
+		config, client, err := c.connection()
+		if err != nil {
+			return n, err // stop ends those that have started
+		}
 		for _, path := range []string{"/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"} {
-			n.running.Go(func() { n.watch(ctx, path) })
+			n.watching.Go(func() { n.watch(watching, client, path) })
 		}
 		for _, part := range parts {
-			n.running.Go(func() { n.publish(ctx, nodeName(i), part) })
+			n.reporting.Go(func() { n.publish(ctx, config, nodeName(i), part) })
 		}
 	}
-	n.running.Go(func() {
-		for i := 0; wait(ctx, time.Duration(float64(time.Second)/c.churn)); i++ {
-			if err := c.change(ctx, i); err != nil && ctx.Err() == nil {
-				n.failed.Add(1)
-			}
+	n.reporting.Go(func() { n.churn(ctx) })
+	return n, nil
+}
+
+// churn changes endpoints, as often as asked for; less often if the server can't keep up.
+func (n *nodes) churn(ctx context.Context) {
+	ticker := time.NewTicker(time.Duration(float64(time.Second) / n.c.churn))
+	defer ticker.Stop()
+	for i := 0; ; i++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
 		}
-	})
-	return n
+		if err := n.c.change(ctx, i); err != nil && ctx.Err() == nil {
+			n.failed.Add(1)
+		}
+	}
+}
+
+// connection is one of its own, as each node has: client-go shares one among clients with the same settings, unless they dial themselves.
+func (c *cluster) connection() (*rest.Config, *kubernetes.Clientset, error) {
+	config, dialer := rest.CopyConfig(c.config), &net.Dialer{Timeout: 10 * time.Second}
+	config.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		return dialer.DialContext(ctx, network, address)
+	}
+	transport, err := rest.TransportFor(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	config = &rest.Config{Host: c.config.Host, Transport: transport, QPS: -1, WarningHandler: rest.NoWarnings{}}
+	client, err := kubernetes.NewForConfig(config)
+	return config, client, err
+}
+
+// quiet ends reports and changes of endpoints; nodes go on watching.
+func (n *nodes) quiet() {
+	n.endReports()
+	n.reporting.Wait()
 }
 
 func (n *nodes) stop() {
-	n.cancel()
-	n.running.Wait()
+	n.quiet()
+	n.endWatches()
+	n.watching.Wait()
 	if failed := n.failed.Swap(0); failed > 0 {
 		report.Logf("%d requests of nodes failed", failed)
 	}
 }
 
 // watch follows a resource as a proxy does, and drops what it gets.
-func (n *nodes) watch(ctx context.Context, path string) {
+func (n *nodes) watch(ctx context.Context, client *kubernetes.Clientset, path string) {
 	for wait(ctx, rand.N(5*time.Second)) {
-		stream, err := n.c.client.CoreV1().RESTClient().Get().AbsPath(path).Param("watch", "true").Param("allowWatchBookmarks", "true").
+		stream, err := client.CoreV1().RESTClient().Get().AbsPath(path).Param("watch", "true").Param("allowWatchBookmarks", "true").
 			Param("resourceVersion", n.c.version()).SetHeader("Accept", "application/vnd.kubernetes.protobuf;stream=watch").Stream(ctx)
 		if err != nil {
 			if ctx.Err() == nil {
@@ -126,10 +165,10 @@ const (
 )
 
 // publish reports as a part does.
-func (n *nodes) publish(ctx context.Context, node, part string) {
+func (n *nodes) publish(ctx context.Context, config *rest.Config, node, part string) {
 	trouble := time.Now().Add(rand.N(2 * troubleEvery))
 	p, err := publish.New(publish.Options{
-		Config: n.c.config, Node: node, Part: part, Version: "bench", Log: slog.New(slog.DiscardHandler), Wrote: func(*reports.Report) { n.writes.Add(1) },
+		Config: config, Node: node, Part: part, Version: "bench", Log: slog.New(slog.DiscardHandler), Wrote: func(*reports.Report) { n.writes.Add(1) },
 		Status: func() reports.Status {
 			now := time.Now()
 			if now.After(trouble.Add(troubleFor)) {
@@ -177,7 +216,7 @@ const (
 	shareTarget = 2 // percent
 	// calibration is how many reports are written to find out what one costs.
 	calibration = 2000
-	// settle is how long the server gets to end what nodes no longer do.
+	// settle is how long the server gets to end what it does for changes that were.
 	settle = 10 * time.Second
 )
 
@@ -203,7 +242,7 @@ func measureReports(ctx context.Context, c *cluster, n *nodes, r *report.Report)
 		return err
 	}
 	writes, renewals, changes = n.writes.Load()-writes, c.renewals.Load()-renewals, c.changes.Load()-changes
-	n.stop()
+	n.quiet()
 	one, err := c.costOfWrite(ctx)
 	if err != nil {
 		return err
@@ -216,8 +255,8 @@ func measureReports(ctx context.Context, c *cluster, n *nodes, r *report.Report)
 	at.Lower(portal, "CPU of the server for one report", report.Milliseconds(one), "ms")
 	at.Lower(portal, "CPU of the server", total.Seconds()/took.Seconds()*100, "% of a core")
 	at.Lower(portal, share, float64(writes)*one.Seconds()/total.Seconds()*100, "%")
-	r.Note("What a report costs is measured apart, with %d reports written while nothing else goes on but renewals of Leases; the share of reports "+
-		"is that times how many there were. Every node watches Services and EndpointSlices; each of its parts has trouble for %s, once in %s on average.", calibration, troubleFor, troubleEvery)
+	r.Note("What a report costs is measured apart, with %d reports written while nodes watch as before, because the server collects garbage by how "+
+		"many connections it has, and nothing else goes on but renewals of Leases; the share of reports is that times how many there were. Every node watches Services and EndpointSlices; each of its parts has trouble for %s, once in %s on average.", calibration, troubleFor, troubleEvery)
 	return nil
 }
 
@@ -228,7 +267,7 @@ func (c *cluster) costOfWrite(ctx context.Context) (time.Duration, error) {
 	if err := each(ctx, c.nodes, func(ctx context.Context, i int) error { return known[i].read(ctx, c, nodeName(i)) }); err != nil {
 		return 0, err
 	}
-	if !wait(ctx, settle) { // the watches end
+	if !wait(ctx, settle) {
 		return 0, ctx.Err()
 	}
 	idle, err := c.cpu()
