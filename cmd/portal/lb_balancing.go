@@ -264,7 +264,7 @@ func (o *outside) leave(ends bool) {
 		err = o.client.Detach(ctx, agentAbsence)
 	}
 	if err != nil {
-		o.options.Log.Warn("the balancing process was not left in good order", "err", err)
+		o.options.Log.Warn("could not detach from the balancing process", "err", err)
 	}
 	o.client.Close()
 	o.client = nil

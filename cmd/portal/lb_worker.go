@@ -54,7 +54,7 @@ func newLBWorkerCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&dir, "dir", "", "folder of the process's sockets")
-	f.StringVar(&identity, "identity", "", "what tells this binary from others; default: its version and file")
+	f.StringVar(&identity, "identity", "", "identifies this binary; default: its version and file")
 	f.BoolVar(&transparent, "transparent", true, "listen at addresses that no interface has")
 	f.DurationVar(&drain, "drain-timeout", worker.DefaultDrain, "how long connections may last after the process was asked to stop")
 	f.DurationVar(&handoverDrain, "handover-drain-timeout", worker.DefaultHandoverDrain, "how long connections may last after another process has taken over")

@@ -60,7 +60,7 @@ something else than was worked out, 2 if the question is wrong.`,
 	f.StringVarP(&o.question.Namespace, "namespace", "n", metav1.NamespaceDefault, "the namespace of the Pod, and of short names for others")
 	f.StringVar(&o.question.Via, "via", "", "the node that a packet from outside comes to first (default: the one that has the address, or announces it)")
 	f.StringVarP(&o.output, "output", "o", "", "json for programs")
-	f.StringVar(&o.mode, "proxy-mode", "", "the nodes' proxy mode: "+strings.Join(trace.ModeNames(), ", ")+" (default: as the ConfigMap of kube-proxy says, else nftables; in a lab, what runs there)")
+	f.StringVar(&o.mode, "proxy-mode", "", "the nodes' proxy mode: "+strings.Join(trace.ModeNames(), ", ")+" (default: what Portal's nodes report, else the ConfigMap of kube-proxy, else nftables; in a lab, what runs there)")
 	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "the Pods' prefixes that the proxies are configured with (default: Portal's own nodes know their Pods, others those of all nodes)")
 	f.StringSliceVar(&o.nodePorts, "nodeport-addresses", nil, "what the proxies are configured with (default: that of the mode)")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "the proxies are configured so")

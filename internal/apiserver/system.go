@@ -186,8 +186,8 @@ func (s *Server) ensureServiceCIDR(ctx context.Context) error {
 	client := s.client.NetworkingV1().ServiceCIDRs()
 	cidr, err := client.Get(ctx, defaultName, metav1.GetOptions{})
 	if err == nil && cidr.DeletionTimestamp != nil {
-		// Services hold addresses of it, so that its finalizer would stay for ever and no Service could be created. The
-		// claims on the addresses are objects of their own: nothing is lost between its end and its next life.
+		// Services hold addresses of it, so that its finalizer would stay for ever. Addresses of its ranges are allocated meanwhile
+		// (usableRanges), and the claims on the addresses are objects of their own: nothing is lost between its end and its next life.
 		cidr.Finalizers = nil
 		if _, err = client.Update(ctx, cidr, metav1.UpdateOptions{}); ignoreRace(err) != nil {
 			return err

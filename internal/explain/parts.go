@@ -9,12 +9,8 @@ import (
 	"portal/internal/reports"
 )
 
-const (
-	// slowStart is how long a part may take to start.
-	slowStart = 2 * time.Minute
-	// behindFor is after how long a part counts as ended that has not refreshed its report.
-	behindFor = reports.Stale
-)
+// slowStart is how long a part may take to start.
+const slowStart = 2 * time.Minute
 
 var partNames = map[string]string{reports.Proxy: "proxy", reports.DNS: "DNS server", reports.LB: "load balancer", reports.Agent: "agent"}
 
@@ -75,7 +71,7 @@ func (v *View) partState(r *reports.Report) (Finding, bool) {
 
 // lagging: it has ended, or does not reach the API.
 func (v *View) lagging(r *reports.Report) (Finding, bool) {
-	if r.Age(v.Now) < behindFor {
+	if r.Age(v.Now) < reports.Stale {
 		return Finding{}, false
 	}
 	last := r.Status.Updated.Time

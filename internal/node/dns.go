@@ -21,7 +21,7 @@ func (a *Agent) serveDNS(ctx context.Context) {
 		return
 	}
 	if a.connections.bridge == nil {
-		a.Log.Warn("this node serves no DNS: CNI plugins connect its Pods, and don't tell which address of the node they reach", "node", a.Name)
+		a.Log.Warn("this node serves no DNS: CNI plugins connect its Pods, and don't report which address of the node they reach", "node", a.Name)
 		return
 	}
 	addrs := a.connections.bridge.Gateways()

@@ -188,8 +188,8 @@ func topology(all []candidate, f *Facts) func(*candidate) bool {
 // any says whether there is an endpoint anywhere in the cluster.
 func (c *choice) any() bool { return c.cluster != nil || c.local != nil }
 
-// route leads to a pool. Without one it rejects when nobody could answer, and drops when others can: a balancer in front
-// will try them.
+// route leads to a pool. Without one it rejects when no endpoint could answer, and drops when one elsewhere could: with an external policy a
+// balancer in front then tries another node, and with internalTrafficPolicy Local it is what kube-proxy does.
 func (c *choice) route(p *Pool, masquerade bool) Route {
 	switch {
 	case p != nil:

@@ -30,7 +30,7 @@ const (
 	Forward Verdict = iota
 	// Reject answers that nobody is there.
 	Reject
-	// Drop loses it, so that a balancer in front tries another node.
+	// Drop loses it: another node could have answered, and a balancer in front tries it.
 	Drop
 )
 

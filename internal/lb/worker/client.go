@@ -128,7 +128,7 @@ func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
 	return out, err
 }
 
-// Detach says that the agent leaves for good: if no other one comes within the time, the worker drains and ends. Close follows.
+// Detach says that the agent stops: unless one attaches within the time, the worker drains and ends. Close follows.
 func (c *Client) Detach(ctx context.Context, after time.Duration) error {
 	query := url.Values{"after": {after.String()}, "agent": {c.agent}}
 	return c.do(ctx, http.MethodPost, "/detach?"+query.Encode(), nil, nil)

@@ -46,7 +46,7 @@ type problem struct {
 //	GET  /metrics           for Prometheus
 //	POST /attach            stays open: the agent is there; the header Agent of the answer has its number
 //	POST /detach?after=5m&agent=N
-//	                        the agent leaves for good: without another one the worker ends after this time
+//	                        the agent stops: unless one attaches within this time, the worker drains and ends
 //	POST /drain?timeout=30s end: accept nothing more, wait for connections
 //	POST /stop              end now
 func (s *server) handler() http.Handler {
@@ -133,7 +133,7 @@ func (s *server) attach(w http.ResponseWriter, r *http.Request) {
 	s.mu.Unlock()
 }
 
-// detach takes an agent out that leaves for good. If it was the last one, the worker ends after some time, unless another one comes.
+// detach takes an agent out that stops, for a restart or for good. If it was the last one, the worker ends after some time, unless one attaches.
 func (s *server) detach(w http.ResponseWriter, r *http.Request) {
 	after, err := duration(r, "after")
 	id, err2 := strconv.ParseUint(cmp.Or(r.URL.Query().Get("agent"), "0"), 10, 64)

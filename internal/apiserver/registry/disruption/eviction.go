@@ -249,7 +249,7 @@ func (e *Evictions) budgetOf(ctx context.Context, pod *corev1.Pod) (*budget, err
 		if found != nil {
 			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{
 				Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError,
-				Message: fmt.Sprintf("Pod %s is in several PodDisruptionBudgets (%s, %s): which one decides cannot be told", pod.Name, found.Name, list.Items[i].Name),
+				Message: fmt.Sprintf("Pod %s is in several PodDisruptionBudgets (%s, %s): a Pod with more than one cannot be evicted", pod.Name, found.Name, list.Items[i].Name),
 			}}
 		}
 		found = &list.Items[i]

@@ -170,7 +170,7 @@ func OnePerFamily(path *field.Path, values []string, family func(string) utilnet
 		families[family(value)]++
 	}
 	if families[utilnet.IPFamilyUnknown] > 0 {
-		errs = append(errs, field.InternalError(path, errors.New("of some the IP family cannot be told")))
+		errs = append(errs, field.InternalError(path, errors.New("the IP family of some values cannot be determined")))
 	}
 	if len(values) > 2 || families[utilnet.IPv4] != 1 || families[utilnet.IPv6] != 1 {
 		errs = append(errs, field.Invalid(path, values, "must be at most one of each IP family"))
