@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"runtime"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -14,7 +13,6 @@ import (
 
 func newServerCommand() *cobra.Command {
 	opts := server.DefaultOptions()
-	opts.OnLoad, opts.CPUs = adapt(), runtime.GOMAXPROCS(0)
 	logs := logOptions{}
 	cmd := &cobra.Command{
 		Use:   "server",
@@ -29,7 +27,7 @@ func newServerCommand() *cobra.Command {
 			if err := opts.Validate(); err != nil {
 				return usageError{err}
 			}
-			collectAt(garbageOfServer)
+			adapt(cmd.Context(), &opts.Options)
 			return server.Run(cmd.Context(), opts, func(ctx context.Context, _ server.Info) error {
 				trimMemory(ctx, func() bool { return true })
 				return nil

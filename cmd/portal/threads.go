@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"os"
 	"runtime"
 
@@ -29,11 +30,13 @@ func threadsByLoad() func(apiserver.Load) {
 	}
 }
 
-// adapt is called by one goroutine at a time when the load of a server changes.
-func adapt() func(apiserver.Load) {
-	collect, threads := collectByLoad(), threadsByLoad()
-	return func(load apiserver.Load) {
-		collect(load)
+// adapt has the process adapt to what is asked of the server in it: to its load, and to what collecting garbage costs.
+func adapt(ctx context.Context, opts *apiserver.Options) {
+	collectAt(garbageOfServer)
+	collect, threads := newCollector(), threadsByLoad()
+	go collect.watch(ctx)
+	opts.CPUs, opts.OnLoad = runtime.GOMAXPROCS(0), func(load apiserver.Load) {
+		collect.loaded(load)
 		threads(load)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 
@@ -29,7 +28,6 @@ type upOptions struct {
 
 func newUpCommand() *cobra.Command {
 	o := upOptions{server: server.DefaultOptions()}
-	o.server.OnLoad, o.server.CPUs = adapt(), runtime.GOMAXPROCS(0)
 	if dir := userDataDir(); dir != "" {
 		o.server.DataDir = dir
 	}
@@ -94,7 +92,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	if noPods == "" && !cmd.Flags().Changed("cluster-cidr") {
 		o.server.ClusterCIDRs = upPodCIDRs()
 	}
-	collectAt(garbageOfServer)
+	adapt(cmd.Context(), &o.server.Options)
 	fmt.Fprintln(out, "Portal is starting ...")
 	// What runs beside the server ends with the same signal, and is waited for.
 	var beside sync.WaitGroup
@@ -102,7 +100,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		// Not in here: the controllers, which nodes wait for, start when this returns.
 		beside.Go(func() {
 			if err := o.start(cmd, log, info, parts, addrs, noPods, &beside); err != nil {
-				log.Error("could not say that Portal is up", "err", err)
+				log.Error("could not print the start message", "err", err)
 			}
 		})
 		return nil
