@@ -104,8 +104,14 @@ vm: ## fetch the kernel of the virtual machine for IPVS and SCTP
 	@[ -e /usr/lib/qemu/virtiofsd ] || [ -e /usr/libexec/virtiofsd ] || hack/need virtiofsd
 	@hack/vm-kernel .cache/vm
 
+.PHONY: uml
+uml: ## build the user-mode kernel for labs with IPVS (10 minutes the first time)
+	@hack/need gcc make flex bison bc perl xz busybox
+	@[ -e /usr/include/sys/ptrace.h ] || hack/need libc6-dev
+	@hack/vm-uml .cache/vm/uml
+
 .PHONY: test-vm
-test-vm: build vm ## test IPVS and SCTP in a virtual machine: the modes' suites in full, the recorded conformance (half an hour)
+test-vm: build vm uml ## test IPVS and SCTP in a virtual machine: the modes' suites in full, the recorded conformance (half an hour)
 	@hack/need python3 ip nft iptables
 	GOFLAGS=-tags=fieldsv1string,vm go test -vet=off -count=1 -v -timeout 70m ./test/vm -vm.long
 
@@ -117,9 +123,10 @@ test-dataplane: build ## test the 211 further data plane scenarios (test/recorde
 TRACE_PAIRS ?= 1000
 TRACE_SEED ?= 1
 .PHONY: test-trace
-test-trace: build ## compare portal trace with 1,000 packets between random places, in labs of each mode (TRACE_PAIRS=n, TRACE_SEED=n)
+test-trace: build uml ## compare portal trace with 1,000 packets between random places, in labs of each mode (TRACE_PAIRS=n, TRACE_SEED=n)
 	@hack/need ip nft iptables
 	go test -vet=off -count=1 -v -run 'TestTrace$$' -timeout 30m ./test/ -trace.modes=nftables,iptables,userspace -trace.pairs=$(TRACE_PAIRS) -trace.seed=$(TRACE_SEED)
+	GOFLAGS=-tags=fieldsv1string,vm go test -vet=off -count=1 -v -run 'TestTrace$$' -timeout 60m ./test/vm -vm.pairs=$(TRACE_PAIRS) -vm.seed=$(TRACE_SEED)
 
 CRASH_ROUNDS ?= 200
 .PHONY: crash
