@@ -31,16 +31,16 @@ func (p *balancing) bypassed(listeners []config.Listener) (out []compile.Problem
 	if err != nil {
 		return nil
 	}
-	taken := parseIPVS(string(text))
+	taken, marks := parseIPVS(string(text)), hasProxyMarks(string(text))
 	said := map[string]bool{}
 	for _, l := range listeners {
 		key := l.Owner.Namespace + "/" + l.Owner.Name
-		if !taken[l.Address] || said[key] {
+		if said[key] {
 			continue
 		}
 		object, found, err := p.services.GetByKey(key)
 		svc, ok := object.(*corev1.Service)
-		if err != nil || !found || !ok {
+		if err != nil || !found || !ok || !taken[l.Address] && !(marks && hasAddress(svc, l.Address.Addr())) {
 			continue
 		}
 		said[key] = true
@@ -48,6 +48,27 @@ func (p *balancing) bypassed(listeners []config.Listener) (out []compile.Problem
 			"the proxy is in the mode ipvs, which takes connections to %s before the balancing process: what annotations ask of them has no effect; run proxies in the mode nftables or iptables", l.Address)}})
 	}
 	return out
+}
+
+// hasProxyMarks says whether IPVS balances by marks of Portal's proxy, which begin with a 5: it puts them on packets for addresses other than cluster IPs,
+// so that the table does not have these.
+func hasProxyMarks(text string) bool {
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "FWM" && len(fields[1]) == 8 && fields[1][0] == '5' {
+			return true
+		}
+	}
+	return false
+}
+
+// hasAddress says whether proxies serve an address as one of a Service's load balancer.
+func hasAddress(svc *corev1.Service, addr netip.Addr) bool {
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		if a, err := netip.ParseAddr(in.IP); err == nil && a == addr && (in.IPMode == nil || *in.IPMode == corev1.LoadBalancerIPModeVIP) {
+			return true
+		}
+	}
+	return false
 }
 
 // parseIPVS reads which TCP services there are: addresses and ports are hexadecimal, and those of IPv6 in brackets.

@@ -25,3 +25,18 @@ TCP  C0A864:0050 rr
 		t.Errorf("%v, want %v", got, want)
 	}
 }
+
+// TestProxyMarks: Portal's proxy has IPVS balance by marks, other programs may have marks of their own.
+func TestProxyMarks(t *testing.T) {
+	for text, want := range map[string]bool{
+		"TCP  0A60000A:0035 rr\nFWM  50000001 rr\n  -> C0A86463:0050      Masq    1      0          0\n": true,
+		"FWM  00000001 rr\n":      false,
+		"FWM  5 rr\n":             false,
+		"FWM\n":                   false,
+		"TCP  50000001:0050 rr\n": false,
+	} {
+		if got := hasProxyMarks(text); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+}

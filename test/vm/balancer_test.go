@@ -19,7 +19,7 @@ func TestBalancerBesideIPVS(t *testing.T) {
 	if _, err := os.Stat(harness.Portal()); err != nil {
 		t.Fatalf("%v: run `make build` first", err)
 	}
-	r := vm.Run(t, vm.Spec{Timeout: 20 * time.Minute, Memory: 3072, Command: fmt.Sprintf(`
+	r := vm.RunUML(t, vm.Spec{Timeout: 20 * time.Minute, Memory: 4096, Command: fmt.Sprintf(`
 cd /tmp
 cp %s portal
 mount -t cgroup2 none /sys/fs/cgroup
