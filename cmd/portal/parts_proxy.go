@@ -100,7 +100,7 @@ func (o *partOptions) startProxy(ctx context.Context, log *slog.Logger, s proxyS
 		s.running.Store(p)
 		for !p.Synced() && wait(ctx, 10*time.Millisecond) {
 		}
-		synced <- p.State(nil).Mode
+		synced <- p.State().Mode
 	}
 	beside.Go(func() {
 		err := options.serve(ctx, log, config, modes, s.api, report)

@@ -1,6 +1,7 @@
 package nodereport
 
 import (
+	"context"
 	"encoding/json"
 	"net"
 	"net/http/httptest"
@@ -64,9 +65,33 @@ func TestReport(t *testing.T) {
 			t.Errorf("%s %s is not among %v", at.protocol, at.address, got.Listening["here"])
 		}
 	}
-	answer = httptest.NewRecorder()
-	source.ServeHTTP(answer, httptest.NewRequest("GET", "/state?service=web", nil))
-	if answer.Code != 400 {
-		t.Errorf("a wrong Service: status %d", answer.Code)
+	for _, wrong := range []string{"service=web", "services=shop/web&services=web", "services=/web"} {
+		answer = httptest.NewRecorder()
+		source.ServeHTTP(answer, httptest.NewRequest("GET", "/state?"+wrong, nil))
+		if answer.Code != 400 {
+			t.Errorf("%s: status %d", wrong, answer.Code)
+		}
+	}
+}
+
+// TestSomeServices: load balancers' findings are limited to the Services that a question names.
+func TestSomeServices(t *testing.T) {
+	source := Source{Node: "n", Proxy: func() *proxy.Proxy { return nil }, Unhealthy: func(context.Context) []Unhealthy {
+		return []Unhealthy{{Namespace: "shop", Service: "a"}, {Namespace: "shop", Service: "b"}, {Namespace: "shop", Service: "c"}}
+	}}
+	for query, want := range map[string]string{"": "abc", "service=shop/b": "b", "services=shop/a&services=shop/c": "ac", "services=other/a": ""} {
+		answer := httptest.NewRecorder()
+		source.ServeHTTP(answer, httptest.NewRequest("GET", "/state?"+query, nil))
+		var report Report
+		if err := json.Unmarshal(answer.Body.Bytes(), &report); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, u := range report.Unhealthy {
+			got += u.Service
+		}
+		if got != want {
+			t.Errorf("%q: %q, want %q", query, got, want)
+		}
 	}
 }

@@ -3,9 +3,12 @@ package nodereport
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,36 +38,50 @@ type Source struct {
 }
 
 // ServeHTTP answers with the report. ?service=NAMESPACE/NAME limits the proxy's part to one Service; &probe=true connects to it from
-// here, and asks DNS for a name; with it, dial, alias, as and port are what Attempts has.
+// here, and asks DNS for a name; with it, dial, alias, as and port are what Attempts has. ?services=NAMESPACE/NAME, which may be there many
+// times, limits it to several: nodes that don't know it answer about all.
 func (s Source) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var only *intent.Key
-	if text := r.URL.Query().Get("service"); text != "" {
-		namespace, name, ok := strings.Cut(text, "/")
-		if !ok || namespace == "" || name == "" {
-			http.Error(w, "service is "+strconv.Quote(text)+"; want NAMESPACE/NAME", http.StatusBadRequest)
-			return
-		}
-		only = &intent.Key{Namespace: namespace, Name: name}
+	only, err := readServices(r.URL.Query())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
 	}
 	further, err := readAttempts(r.URL.Query())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	out := s.Report(only)
+	out := s.Report(only...)
 	out.Unhealthy = s.unhealthy(r.Context(), only)
 	// The proxy may have become ready since.
 	if p := s.Proxy(); p != nil && out.Proxy != nil && r.URL.Query().Get("probe") == "true" {
-		s.try(r.Context(), out, p, only != nil, further)
+		s.try(r.Context(), out, p, len(only) == 1, further)
 	}
 	out.Time = time.Now() // when it is sent: clocks are compared
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(out) // a client that has gone needs no answer
 }
 
+// readServices are the Services that a question is limited to; none: it is about all.
+func readServices(q url.Values) (out []intent.Key, err error) {
+	for _, param := range []string{"service", "services"} {
+		for _, text := range q[param] {
+			namespace, name, ok := strings.Cut(text, "/")
+			switch {
+			case text == "":
+			case !ok || namespace == "" || name == "":
+				return nil, fmt.Errorf("%s is %q; want NAMESPACE/NAME", param, text)
+			default:
+				out = append(out, intent.Key{Namespace: namespace, Name: name})
+			}
+		}
+	}
+	return out, nil
+}
+
 // try sends packets, all at the same time, as whoever asks waits.
 func (s Source) try(ctx context.Context, out *Report, p *proxy.Proxy, limited bool, further Attempts) {
-	names := p.State(&intent.Key{Namespace: "kube-system", Name: clusterdns.ServiceName})
+	names := p.State(intent.Key{Namespace: "kube-system", Name: clusterdns.ServiceName})
 	var all sync.WaitGroup
 	all.Go(func() { out.Lookup = lookup(ctx, names, s.Zone) })
 	if limited {
@@ -93,15 +110,15 @@ func (s Source) lookForForeign(ctx context.Context, state *proxy.State) {
 	}
 }
 
-// unhealthy are the endpoints that are taken out, of one Service or of all.
-func (s Source) unhealthy(ctx context.Context, only *intent.Key) (out []Unhealthy) {
+// unhealthy are the endpoints that are taken out, of some Services or of all.
+func (s Source) unhealthy(ctx context.Context, only []intent.Key) (out []Unhealthy) {
 	if s.Unhealthy == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
 	for _, u := range s.Unhealthy(ctx) {
-		if only == nil || u.Namespace == only.Namespace && u.Service == only.Name {
+		if len(only) == 0 || slices.Contains(only, intent.Key{Namespace: u.Namespace, Name: u.Service}) {
 			out = append(out, u)
 		}
 	}
@@ -109,10 +126,10 @@ func (s Source) unhealthy(ctx context.Context, only *intent.Key) (out []Unhealth
 }
 
 // Report is the report of this moment.
-func (s Source) Report(only *intent.Key) *Report {
+func (s Source) Report(only ...intent.Key) *Report {
 	out := &Report{Node: s.Node, ProxyNote: s.NoProxy, Conntrack: Conntrack(), Links: Links(), Listening: map[string][]Socket{}}
 	if p := s.Proxy(); p != nil {
-		out.Proxy = p.State(only)
+		out.Proxy = p.State(only...)
 	}
 	folders, _ := os.ReadDir(s.PodsDir) // a node without Pods may have none
 	for _, folder := range folders {

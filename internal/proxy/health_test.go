@@ -111,7 +111,7 @@ func TestHealthOfTheNetwork(t *testing.T) {
 			if got := codes(); got != c.want {
 				w.Errorf("%v: /healthz and /livez answer %s, want %s", c.found, got, c.want)
 			}
-			if got := len(w.proxy.State(nil).Problems); got != len(c.found) {
+			if got := len(w.proxy.State().Problems); got != len(c.found) {
 				w.Errorf("%v: /state has %d problems", c.found, got)
 			}
 		}

@@ -158,9 +158,12 @@ func TestRefused(t *testing.T) {
 		w.settle()
 		const placeC = "10.96.0.3:80/tcp→reject"
 		w.expect(2, placeA+", "+placeC)
-		st := w.proxy.State(&intent.Key{Namespace: "ns", Name: "b"})
+		st := w.proxy.State(intent.Key{Namespace: "ns", Name: "b"})
 		if len(st.Frontends) != 1 || st.Frontends[0].Refused != "does not fit" || !st.Frontends[0].Acknowledged.IsZero() {
 			w.Errorf("people see %+v", st.Frontends)
+		}
+		if st := w.proxy.State(intent.Key{Namespace: "ns", Name: "b"}, intent.Key{Namespace: "ns", Name: "c"}, intent.Key{Namespace: "other", Name: "a"}); len(st.Frontends) != 2 {
+			w.Errorf("of two Services, people see %+v", st.Frontends)
 		}
 		w.kernel.refuse = nil
 		w.after(time.Minute)
@@ -175,7 +178,7 @@ func TestDrift(t *testing.T) {
 		w.kernel.lost, w.kernel.held = true, nil
 		w.after(time.Minute)
 		w.expect(2, placeA)
-		if st := w.proxy.State(nil); st.Drifts != 1 || !w.kernel.deltas[1].Full {
+		if st := w.proxy.State(); st.Drifts != 1 || !w.kernel.deltas[1].Full {
 			w.Errorf("drifts %d, full %v", st.Drifts, w.kernel.deltas[1].Full)
 		}
 	})
@@ -285,7 +288,7 @@ func TestTellsOfForeignRules(t *testing.T) {
 			w.Fatal(err)
 		}
 		w.listed()
-		if got := w.proxy.State(nil).Foreign; len(got) != 2 || got[0].Count != 2 {
+		if got := w.proxy.State().Foreign; len(got) != 2 || got[0].Count != 2 {
 			w.Errorf("/state has %v", got)
 		}
 		if got := gathered(w, r)["portal_proxy_foreign_rules{}"]; got != 7 {
@@ -376,7 +379,7 @@ func TestKeepsItsWayToTheAPI(t *testing.T) {
 		w.cluster.SetService(evil)
 		w.settle()
 		w.expect(2, placeA+", "+placeB+", 203.0.113.6:80/tcp→reject")
-		if notes := w.proxy.State(nil).Notes; len(notes) != 1 || !strings.Contains(notes[0].Message, "203.0.113.5:80/tcp") {
+		if notes := w.proxy.State().Notes; len(notes) != 1 || !strings.Contains(notes[0].Message, "203.0.113.5:80/tcp") {
 			w.Errorf("notes %v", notes)
 		}
 		at.at = append(at.at, netip.MustParseAddrPort("203.0.113.6:80"))
@@ -393,7 +396,7 @@ func TestNotesEndpointsThatAreClusterIPs(t *testing.T) {
 		w.cluster.SetService(service("b", "10.96.0.2"))
 		w.cluster.SetSlice(slice("b", "10.96.0.1", "10.244.0.2"))
 		w.settle()
-		notes := w.proxy.State(&intent.Key{Namespace: "ns", Name: "b"}).Notes
+		notes := w.proxy.State(intent.Key{Namespace: "ns", Name: "b"}).Notes
 		if len(notes) != 1 || !strings.Contains(notes[0].Message, "10.96.0.1:8080 is the cluster IP") {
 			w.Errorf("notes %v", notes)
 		}
@@ -413,7 +416,7 @@ func TestDriftRepairBacksOff(t *testing.T) {
 		if full < 8 || full > 20 {
 			w.Errorf("synced %d times in ten minutes", full)
 		}
-		if st := w.proxy.State(nil); st.LastDrift != "the table is gone" || st.LastDriftAt.IsZero() {
+		if st := w.proxy.State(); st.LastDrift != "the table is gone" || st.LastDriftAt.IsZero() {
 			w.Errorf("/state says %q at %v", st.LastDrift, st.LastDriftAt)
 		}
 		// Just after a repair the next one is a minute away; a change is not.

@@ -132,8 +132,9 @@ type PoolState struct {
 	Endpoints []netip.AddrPort `json:"endpoints"`
 }
 
-// State returns what this node does, for all Services or for one.
-func (p *Proxy) State(only *intent.Key) *State {
+// State returns what this node does, for all Services or for some.
+func (p *Proxy) State(only ...intent.Key) *State {
+	wanted := among(only)
 	complete := p.Cluster.Complete()
 	p.mu.RLock()
 	st := p.status
@@ -144,9 +145,9 @@ func (p *Proxy) State(only *intent.Key) *State {
 	var notes []NoteState
 	var facts *plan.Facts
 	if snap = p.snap; snap != nil {
-		facts, services, notes = snap.Facts, len(snap.Services), p.notes(only)
+		facts, services, notes = snap.Facts, len(snap.Services), p.notes(wanted)
 		for _, f := range snap.Frontends {
-			if only == nil || *only == f.ID.Service {
+			if wanted(f.ID.Service) {
 				frontends = append(frontends, f)
 				if r := p.known[f.ID.Service]; r.acked != 0 {
 					acked[f.ID.Service] = time.Unix(0, r.acked)
@@ -162,10 +163,22 @@ func (p *Proxy) State(only *intent.Key) *State {
 	return out
 }
 
+// among says which Services are meant: some, or all.
+func among(only []intent.Key) func(intent.Key) bool {
+	if len(only) == 0 {
+		return func(intent.Key) bool { return true }
+	}
+	set := make(map[intent.Key]bool, len(only))
+	for _, k := range only {
+		set[k] = true
+	}
+	return func(k intent.Key) bool { return set[k] }
+}
+
 // notes are those of plans, and of endpoints that are cluster IPs: a connection to one would have to be led twice.
-func (p *Proxy) notes(only *intent.Key) (out []NoteState) {
+func (p *Proxy) notes(wanted func(intent.Key) bool) (out []NoteState) {
 	for k, s := range p.snap.Services {
-		if only != nil && *only != k {
+		if !wanted(k) {
 			continue
 		}
 		for _, n := range s.Notes {
@@ -262,17 +275,17 @@ func poolState(p *plan.Pool) PoolState {
 
 // ServeState answers /state; ?service=NAMESPACE/NAME limits it to one Service.
 func (p *Proxy) ServeState(w http.ResponseWriter, r *http.Request) {
-	var only *intent.Key
+	var only []intent.Key
 	if q := r.URL.Query().Get("service"); q != "" {
 		k, err := parseKey(q)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		only = &k
+		only = append(only, k)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(p.State(only))
+	_ = json.NewEncoder(w).Encode(p.State(only...))
 }
 
 func parseKey(s string) (intent.Key, error) {
