@@ -38,17 +38,19 @@ type Options struct {
 	NodePorts string
 	// Known, if set, is called with the requests of those who have signed in, before they are answered.
 	Known func(*http.Request)
-	// Findings says what is wrong with a Service in more detail; nil says nothing.
+	// Findings says what is wrong with Services in more detail; nil says nothing.
 	Findings Findings
 	Log      *slog.Logger
 }
 
-// Findings looks for what is wrong with a Service.
-type Findings func(context.Context, Subject) ([]Finding, error)
+// Findings looks for what is wrong with Services, and returns it for each of them, in their order.
+type Findings func(context.Context, Subject) ([][]Finding, error)
 
-// Subject is the Service that findings are about, and how to look at it.
+// Subject are the Services that findings are about, and how to look at them.
 type Subject struct {
-	Namespace, Name string
+	Services []explain.Key
+	// Namespace is the only one whose objects are looked at; empty: those of all are.
+	Namespace string
 	// Config has the rights of the person who asks.
 	Config *rest.Config
 	// Known has objects that this person may see, of the resources in Covered. Nobody may change them.

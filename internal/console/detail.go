@@ -111,10 +111,17 @@ type page struct {
 	// unexplained is why nobody looks for findings.
 	unexplained string
 	hidden      map[string]bool
+	// told counts changes of Events about the Service and its Pods. eventsListed is closed when those of all kinds have come, or never will.
+	told         uint64
+	eventsListed chan struct{}
+	unlisted     int // kinds of Events that have not come
 }
 
 func newPage() *page {
-	return &page{changed: make(chan struct{}), pods: map[string]*corev1.Pod{}, events: map[string]*corev1.Event{}, hidden: map[string]bool{}}
+	return &page{
+		changed: make(chan struct{}), pods: map[string]*corev1.Pod{}, events: map[string]*corev1.Event{}, hidden: map[string]bool{},
+		eventsListed: make(chan struct{}), unlisted: len(eventKinds),
+	}
 }
 
 func (p *page) change(do func()) {
@@ -175,6 +182,9 @@ func newEvent(from *corev1.Event) Event {
 	return e
 }
 
+// eventKinds are of what objects a page has Events.
+var eventKinds = []string{"Service", "Pod"}
+
 // followEvents watches the Events about a Service, or about all objects of another kind in its namespace: which of these belong to
 // it is decided later.
 func (p *page) followEvents(ctx context.Context, client kubernetes.Interface, k key, about fields.Set) {
@@ -186,6 +196,8 @@ func (p *page) followEvents(ctx context.Context, client kubernetes.Interface, k 
 				for _, e := range list[max(0, len(list)-maxWatchedEvents):] {
 					p.events[e.Name] = e
 				}
+				p.told++
+				p.listedEvents(1)
 			})
 		},
 	}, func(o *metav1.ListOptions) { o.FieldSelector = about.String() })
@@ -199,15 +211,40 @@ func (p *page) putEvent(e *corev1.Event) {
 			return false
 		}
 		p.events[e.Name] = e
-		return p.mine(e)
+		return p.tell(e)
 	})
 }
 
 func (p *page) dropEvent(e *corev1.Event) {
 	p.changeIf(func() bool {
 		delete(p.events, e.Name)
-		return p.mine(e)
+		return p.tell(e)
 	})
+}
+
+// tell notes a change of an Event, and says whether it is the page's.
+func (p *page) tell(e *corev1.Event) bool {
+	mine := p.mine(e)
+	if mine {
+		p.told++
+	}
+	return mine
+}
+
+func (p *page) toldAt() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.told
+}
+
+// listedEvents notes that so many kinds of Events have come.
+func (p *page) listedEvents(kinds int) {
+	if p.unlisted <= 0 {
+		return
+	}
+	if p.unlisted -= kinds; p.unlisted <= 0 {
+		close(p.eventsListed)
+	}
 }
 
 // followPods watches the Pods that a selector matches.
@@ -306,10 +343,15 @@ func (p *page) look(ctx context.Context, f *feed, client kubernetes.Interface, k
 		return allowed
 	}
 	if may("events", "Events") {
-		group.Go(func() {
-			p.followEvents(ctx, client, k, fields.Set{"involvedObject.kind": "Service", "involvedObject.name": k.name})
-		})
-		group.Go(func() { p.followEvents(ctx, client, k, fields.Set{"involvedObject.kind": "Pod"}) })
+		for _, kind := range eventKinds {
+			about := fields.Set{"involvedObject.kind": kind}
+			if kind == "Service" {
+				about["involvedObject.name"] = k.name
+			}
+			group.Go(func() { p.followEvents(ctx, client, k, about) })
+		}
+	} else {
+		p.change(func() { p.listedEvents(len(eventKinds)) })
 	}
 	if !may("pods", "Pods") {
 		return

@@ -38,8 +38,10 @@ type feed struct {
 	ended context.Context
 	stop  func()
 
-	mu       sync.Mutex
-	changed  chan struct{} // closed at the next change
+	mu      sync.Mutex
+	changed chan struct{} // closed at the next change
+	// shown are closed at the next change that shows on a Service's page; only those that somebody waits for are there.
+	shown    map[key]chan struct{}
 	revision uint64
 	services map[key]*entry
 	order    list.List   // of entries with a Service, the last that changed at the end
@@ -58,8 +60,8 @@ type feed struct {
 	// waiting are lists that have not come yet.
 	waiting map[string]bool
 	history history
-	// details counts those that were built, which tests limit.
-	details int
+	// details counts those that were built, versions how often somebody asked for a Service's, which tests limit.
+	details, versions int
 }
 
 // Status is what a page says about where its data comes from.
@@ -92,12 +94,30 @@ func (f *feed) bump() uint64 {
 	return f.revision
 }
 
+// bumpService is bump, for what shows on a Service's page.
+func (f *feed) bumpService(k key) uint64 {
+	if shown := f.shown[k]; shown != nil {
+		close(shown)
+		delete(f.shown, k)
+	}
+	return f.bump()
+}
+
+// bumpAll is bump, for what shows on all pages.
+func (f *feed) bumpAll() uint64 {
+	for _, shown := range f.shown {
+		close(shown)
+	}
+	clear(f.shown)
+	return f.bump()
+}
+
 // setStatus changes the status; change reports whether it did.
 func (f *feed) setStatus(change func(*Status) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if change(&f.status) {
-		f.statusRev = f.bump()
+		f.statusRev = f.bumpAll()
 	}
 }
 
@@ -124,7 +144,7 @@ func (f *feed) refresh(k key, e *entry, changed bool) {
 		return
 	}
 	f.note(k, e, &row, endpoints)
-	e.row, e.endpoints, e.revision = row, endpoints, f.bump()
+	e.row, e.endpoints, e.revision = row, endpoints, f.bumpService(k)
 	if e.order == nil {
 		e.order = f.order.PushBack(e)
 	} else {
@@ -161,9 +181,9 @@ func (f *feed) removeService(k key) {
 	f.order.Remove(e.order)
 	e.svc, e.row, e.order = nil, Row{}, nil
 	f.refresh(k, e, false)
-	f.goneServices[k] = f.bump()
+	f.goneServices[k] = f.bumpService(k)
 	if len(f.goneServices) > maxGone {
-		f.forgotten = f.revision
+		f.forgotten = f.bumpAll()
 		clear(f.goneServices)
 		clear(f.goneNodes)
 	}
@@ -178,7 +198,7 @@ func (f *feed) listed(name string) {
 	if f.status.Synced = len(f.waiting) == 0; f.status.Synced && f.history.since.IsZero() {
 		f.history.since = time.Now()
 	}
-	f.statusRev = f.bump()
+	f.statusRev = f.bumpAll()
 }
 
 func (f *feed) replaceServices(namespace string, list []*corev1.Service) {
@@ -316,7 +336,7 @@ func (f *feed) storeNode(from *corev1.Node) {
 			}
 		}
 	}
-	f.nodesRev = f.bump()
+	f.nodesRev = f.bumpAll()
 	f.nodeRevs[from.Name] = f.nodesRev
 	if old == nil && node.Ready || old != nil && old.Ready == node.Ready {
 		return
@@ -345,7 +365,7 @@ func (f *feed) removeNode(name string) {
 	}
 	delete(f.nodes, name)
 	delete(f.nodeRevs, name)
-	f.nodesRev = f.bump()
+	f.nodesRev = f.bumpAll()
 	f.goneNodes[name] = f.nodesRev
 	f.refreshOn(name)
 }

@@ -1,11 +1,8 @@
 package console
 
 import (
-	"cmp"
 	"context"
-	"maps"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -14,9 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -28,6 +23,7 @@ import (
 // not be watched at all is not covered.
 type objects struct {
 	client *kubernetes.Clientset
+	config *rest.Config
 	ended  context.Context
 	stop   func()
 	group  sync.WaitGroup
@@ -43,6 +39,7 @@ type objects struct {
 	// touched is when something changed, by namespace; that of what has none is "".
 	touched  map[string]uint64
 	revision uint64
+	surveys  map[string]*survey // by scope
 }
 
 // storeKey is where a resource is watched; no namespace: everywhere.
@@ -94,7 +91,7 @@ func networking(c *kubernetes.Clientset) rest.Interface   { return c.NetworkingV
 
 // newObjects keeps nothing yet; what it will keep is added to a count of all accounts' objects.
 func newObjects(config *rest.Config, all *atomic.Int64) (*objects, error) {
-	o := &objects{all: all, stores: map[storeKey]store{}, refused: map[string]bool{}, prepared: map[string]chan struct{}{}, touched: map[string]uint64{}}
+	o := &objects{all: all, config: config, surveys: map[string]*survey{}, stores: map[storeKey]store{}, refused: map[string]bool{}, prepared: map[string]chan struct{}{}, touched: map[string]uint64{}}
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &revoked{next, o} })
@@ -246,10 +243,8 @@ func (o *objects) find(r watchable, namespace string) (_ store, everywhere bool)
 	return o.stores[storeKey{r.name, namespace}], false
 }
 
-// evidence is what is known for questions about a namespace, and which resources that covers. Nobody may change it. The revision is that
-// of the last change that matters to the namespace.
-func (o *objects) evidence(namespace string) (known *explain.Evidence, covered map[string]bool, revision uint64) {
-	revision = o.touchedAt(namespace)
+// evidence is what is known for questions about a namespace, and which resources that covers. Nobody may change it.
+func (o *objects) evidence(namespace string) (known *explain.Evidence, covered map[string]bool) {
 	known, covered = &explain.Evidence{}, map[string]bool{}
 	for _, r := range evidenceResources {
 		s, everywhere := o.find(r, namespace)
@@ -266,7 +261,7 @@ func (o *objects) evidence(namespace string) (known *explain.Evidence, covered m
 		default:
 		}
 	}
-	return known, covered, revision
+	return known, covered
 }
 
 func (o *objects) touch(resource, namespace string) {
@@ -279,111 +274,13 @@ func (o *objects) touch(resource, namespace string) {
 	o.touched[namespace] = o.revision
 }
 
-func (o *objects) touchedAt(namespace string) uint64 {
+// touchedAt is the revision of the last change that matters to namespaces.
+func (o *objects) touchedAt(namespaces ...string) uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return max(o.touched[namespace], o.touched[""])
-}
-
-// object is a pointer to one.
-type object[T any] interface {
-	*T
-	runtime.Object
-	metav1.Object
-}
-
-// storeOf keeps the objects of a kind by name, and as the list that evidence has.
-type storeOf[T any, P object[T]] struct {
-	resource string
-	client   rest.Interface
-	touch    func(resource, namespace string)
-	count    func(more int64)
-	set      func(*explain.Evidence, []T)
-
-	mu    sync.Mutex
-	all   map[string]P
-	list  []T // nil: to be made
-	ready chan struct{}
-}
-
-func newStore[T any, P object[T]](resource string, client func(*kubernetes.Clientset) rest.Interface, set func(*explain.Evidence, []T)) func(*objects) store {
-	return func(o *objects) store {
-		return &storeOf[T, P]{resource: resource, client: client(o.client), touch: o.touch, count: o.count, set: set, all: map[string]P{}, ready: make(chan struct{})}
+	at := o.touched[""]
+	for _, namespace := range namespaces {
+		at = max(at, o.touched[namespace])
 	}
-}
-
-func (s *storeOf[T, P]) listed() <-chan struct{} { return s.ready }
-
-func (s *storeOf[T, P]) exists(ctx context.Context, namespace string) bool {
-	err := s.client.Get().NamespaceIfScoped(namespace, namespace != "").Resource(s.resource).Param("limit", "1").Do(ctx).Error()
-	if apierrors.IsNotFound(err) {
-		s.replace(namespace, nil)
-		return false
-	}
-	return true
-}
-
-func (s *storeOf[T, P]) follow(ctx context.Context, namespace string) {
-	follow(ctx, s.client, s.resource, namespace, P(new(T)), sink[P]{put: s.put, drop: s.drop, replace: s.replace})
-}
-
-func objectName(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
-
-func (s *storeOf[T, P]) put(o P) {
-	s.change(func() { s.all[objectName(o)] = o })
-	s.touch(s.resource, o.GetNamespace())
-}
-
-// change changes which objects there are.
-func (s *storeOf[T, P]) change(do func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	before := len(s.all)
-	do()
-	s.list = nil
-	s.count(int64(len(s.all) - before))
-}
-
-func (s *storeOf[T, P]) drop(o P) {
-	s.change(func() { delete(s.all, objectName(o)) })
-	s.touch(s.resource, o.GetNamespace())
-}
-
-func (s *storeOf[T, P]) replace(_ string, list []P) {
-	touched := map[string]bool{}
-	s.change(func() {
-		before := s.all
-		s.all = make(map[string]P, len(list))
-		for _, o := range list {
-			s.all[objectName(o)] = o
-			if old := before[objectName(o)]; old == nil || old.GetResourceVersion() != o.GetResourceVersion() {
-				touched[o.GetNamespace()] = true
-			}
-			delete(before, objectName(o))
-		}
-		for _, gone := range before {
-			touched[gone.GetNamespace()] = true
-		}
-		select {
-		case <-s.ready:
-		default:
-			close(s.ready)
-		}
-	})
-	for namespace := range touched {
-		s.touch(s.resource, namespace)
-	}
-}
-
-// fill gives evidence the list, in the order in which the API lists.
-func (s *storeOf[T, P]) fill(e *explain.Evidence) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.list == nil {
-		s.list = make([]T, 0, len(s.all))
-		for _, k := range slices.SortedFunc(maps.Keys(s.all), cmp.Compare[string]) {
-			s.list = append(s.list, *s.all[k])
-		}
-	}
-	s.set(e, s.list)
+	return at
 }

@@ -45,6 +45,44 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// TestOrder: evidence has objects in the order of their names, and as they are now, whatever came, changed and went.
+func TestOrder(t *testing.T) {
+	var all atomic.Int64
+	o, err := newObjects(&rest.Config{Host: "http://127.0.0.1:1"}, &all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStore("services", core, func(e *explain.Evidence, l []corev1.Service) { e.Services = l })(o).(*storeOf[corev1.Service, *corev1.Service])
+	for _, step := range []struct {
+		do   func()
+		want string
+	}{
+		{func() { s.replace("", []*corev1.Service{named("web"), named("cart")}) }, "cart: web: "},
+		{func() { s.put(typed("web", "NodePort")) }, "cart: web:NodePort "},
+		{func() { s.put(named("orders")) }, "cart: orders: web:NodePort "},
+		{func() { s.drop(named("cart")) }, "orders: web:NodePort "},
+		{func() { s.put(typed("orders", "ExternalName")) }, "orders:ExternalName web:NodePort "},
+		{func() { s.replace("", []*corev1.Service{named("web"), named("a")}) }, "a: web: "},
+	} {
+		var e explain.Evidence
+		step.do()
+		s.fill(&e)
+		got := ""
+		for i := range e.Services {
+			got += e.Services[i].Name + ":" + string(e.Services[i].Spec.Type) + " "
+		}
+		if got != step.want {
+			t.Errorf("%s; want %s", got, step.want)
+		}
+	}
+}
+
+func typed(name string, of corev1.ServiceType) *corev1.Service {
+	svc := named(name)
+	svc.Spec.Type = of
+	return svc
+}
+
 // TestTooManyObjects: an account gets no copy while the others' are too large, and gets one afterwards.
 func TestTooManyObjects(t *testing.T) {
 	c := testConsole(t, Options{})

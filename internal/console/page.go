@@ -9,11 +9,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// version says which changes what was built from a feed and a page has in it. Others' changes wake a page, and make no other version: it
-// is compared before anything is built, because a Service can have many endpoints and others change all the time.
+// version says which changes what was built from a feed and a page has in it. It is compared before anything is built, because a Service
+// can have many endpoints, and not all that wakes its page shows there.
 type version struct{ feed, page uint64 }
 
-// changes are closed at the next change of a feed, whatever it is about, and of a page.
+// changes are closed at the next change of a feed that shows on a Service's page, and of the page. Changes of other Services, which
+// are most, wake nobody.
 type changes struct{ feed, page <-chan struct{} }
 
 func (p *page) version(f *feed, k key) (at version, next changes) {
@@ -28,11 +29,17 @@ func (p *page) version(f *feed, k key) (at version, next changes) {
 func (f *feed) versionOf(k key) (uint64, <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.versions++
+	next := f.shown[k]
+	if next == nil {
+		next = make(chan struct{})
+		f.shown[k] = next
+	}
 	at := max(f.statusRev, f.nodesRev)
 	if e := f.services[k]; e != nil && e.svc != nil {
-		return max(at, e.revision), f.changed
+		return max(at, e.revision), next
 	}
-	return max(at, f.goneServices[k], f.forgotten), f.changed
+	return max(at, f.goneServices[k], f.forgotten), next
 }
 
 // build makes what a page shows.
@@ -99,8 +106,9 @@ func either(ctx context.Context, a, b <-chan struct{}) <-chan struct{} {
 func (f *feed) followSelector(ctx context.Context, k key, use func(selector string)) {
 	var last string
 	for {
+		_, changed := f.versionOf(k)
 		f.mu.Lock()
-		selector, changed := "", f.changed
+		selector := ""
 		if e := f.services[k]; e != nil && e.svc != nil {
 			selector = selectorText(e.svc.Spec.Selector)
 		}

@@ -52,6 +52,6 @@ func (f *feed) setRanges() {
 	}
 	if !slices.Equal(all, f.status.Ranges) {
 		f.status.Ranges = all
-		f.statusRev = f.bump()
+		f.statusRev = f.bumpAll()
 	}
 }

@@ -88,7 +88,7 @@ func (a *account) trace(ctx context.Context, config *rest.Config, q trace.Questi
 	if err := held.prepare(ctx, q.Namespace); err != nil {
 		return nil, fmt.Errorf("the objects that a trace is made from could not be read within %s: try again", traceTimeout)
 	}
-	known, covered, _ := held.evidence(q.Namespace)
+	known, covered := held.evidence(q.Namespace)
 	if !covered["services"] || !covered["endpointslices"] {
 		return nil, fieldError{"from", "you may not watch Services and EndpointSlices of the namespace " + q.Namespace + ": there is nothing that a trace could be made from"}
 	}

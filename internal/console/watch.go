@@ -28,7 +28,7 @@ const defaultNodePorts = "30000-32767"
 
 func newFeed(config *rest.Config, namespaces []string, nodePorts string) *feed {
 	f := &feed{
-		wanted: namespaces, nodePorts: nodePorts, id: rand.Text(), changed: make(chan struct{}), revision: 1,
+		wanted: namespaces, nodePorts: nodePorts, id: rand.Text(), changed: make(chan struct{}), shown: map[key]chan struct{}{}, revision: 1,
 		services: map[key]*entry{}, owners: map[key]key{}, nodes: map[string]*Node{}, nodeRevs: map[string]uint64{}, ranges: map[string][]string{},
 		goneServices: map[key]uint64{}, goneNodes: map[string]uint64{}, waiting: map[string]bool{"scope": true},
 		history: history{of: map[key][]Moment{}},

@@ -221,7 +221,9 @@ func (v *View) compiled(only ...*Service) compile.Output {
 
 // NeededSecrets are those with certificates of Services and Ingresses.
 func NeededSecrets(e *Evidence) (out []Ref) {
-	for _, s := range Look(e).compiled().Secrets {
+	v := newView(e)
+	v.indexServices() // neither Pods nor nodes matter
+	for _, s := range v.compiled().Secrets {
 		out = append(out, Ref{"Secret", s.Namespace, s.Name})
 	}
 	for i := range e.Ingresses {

@@ -2,6 +2,8 @@ package explain
 
 import (
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -72,8 +74,8 @@ type NodeReport struct {
 	*nodereport.Report
 	// Err is why there is no Report.
 	Err string
-	// Only is the Service, NAMESPACE/NAME, that the Report is limited to; empty: it is about all.
-	Only string
+	// Only are the Services, NAMESPACE/NAME, that the Report is limited to; none: it is about all.
+	Only []string
 	// Asked is whether somebody tried to get one.
 	Asked bool
 	// Unsupported: the node is there, and knows no such report: it is not Portal's.
@@ -90,3 +92,11 @@ type NodeReport struct {
 
 // ProxyHealthy says whether the proxy answered that it is well.
 func (r *NodeReport) ProxyHealthy() bool { return r != nil && r.Health == http.StatusOK }
+
+// reports says whether the Report would have a Service, if the node serves it.
+func (r *NodeReport) reports(s *Service) bool {
+	return len(r.Only) == 0 || slices.ContainsFunc(r.Only, func(name string) bool {
+		namespace, rest, _ := strings.Cut(name, "/")
+		return rest == s.Name && namespace == s.Namespace
+	})
+}

@@ -99,11 +99,49 @@ func (f *Finding) About(r Ref) bool { return f.Object == r || slices.Contains(f.
 // Check finds what is wrong of one kind.
 type Check func(*View) []Finding
 
+// check is a Check, and whether it looks at the View's subjects alone: what it finds is then about nothing else, and needs no other Service
+// to be looked at.
+type check struct {
+	find   Check
+	single bool
+}
+
 // checks are all of them. Their order is of no importance.
-var checks = []Check{
-	checkSelectors, checkPods, checkWorkloads, checkRestarts, checkDeleting, checkTargetPorts, checkListeners, checkSlices, checkHandMade, checkEndpointAddresses, checkControllers,
-	checkPolicies, checkExternalIPs, checkBalancers, checkBalancerHealth, checkExternalNames, checkHeadless, checkStatefulSets,
-	checkNodes, checkNetwork, checkProxies, checkParts, checkServedByProxy, checkReach, checkOutside, checkLookups, checkHosts, checkDNS, checkPodDNS, checkClaims, checkRanges, checkIngresses, checkCertificates,
+var checks = []check{
+	{checkSelectors, true},
+	{checkPods, true},
+	{checkWorkloads, true},
+	{checkRestarts, true},
+	{checkDeleting, false},
+	{checkServiceDeleting, true},
+	{checkTargetPorts, true},
+	{checkListeners, true},
+	{checkSlices, true},
+	{checkHandMade, true},
+	{checkEndpointAddresses, true},
+	{checkControllers, false},
+	{checkPolicies, true},
+	{checkExternalIPs, false},
+	{checkBalancers, false},
+	{checkBalancerHealth, false},
+	{checkExternalNames, true},
+	{checkHeadless, true},
+	{checkStatefulSets, false},
+	{checkNodes, false},
+	{checkNetwork, false},
+	{checkProxies, false},
+	{checkParts, false},
+	{checkServedByProxy, true},
+	{checkReach, false},
+	{checkOutside, false},
+	{checkLookups, false},
+	{checkHosts, false},
+	{checkDNS, false},
+	{checkPodDNS, false},
+	{checkClaims, false},
+	{checkRanges, false},
+	{checkIngresses, false},
+	{checkCertificates, false},
 }
 
 // consequences says which findings follow from which, if both are about the same object: the cause is listed, and the rest is not.
@@ -166,10 +204,26 @@ var consequences = map[string][]string{
 
 // All runs every check, and returns what is wrong, the worst first. Findings that follow from others are folded into these.
 func All(v *View) []Finding {
-	var out []Finding
-	for _, check := range checks {
-		out = append(out, check(v)...)
+	found := v.run(nil, false)
+	return v.conclude(v.run(found, true))
+}
+
+// run adds what the checks of single Services find, or all others.
+func (v *View) run(found [][]Finding, single bool) [][]Finding {
+	if found == nil {
+		found = make([][]Finding, len(checks))
 	}
+	for i, c := range checks {
+		if c.single == single {
+			found[i] = c.find(v)
+		}
+	}
+	return found
+}
+
+// conclude makes one list of what checks found.
+func (v *View) conclude(found [][]Finding) []Finding {
+	out := slices.Concat(found...)
 	out = fold(append(out, unexplained(v, out)...))
 	slices.SortStableFunc(out, compare)
 	return out
@@ -189,7 +243,7 @@ func unexplained(v *View, found []Finding) (out []Finding) {
 			known[r] = true
 		}
 	}
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if s.Spec.Type == corev1.ServiceTypeExternalName || known[s.ref()] || s.served() || !s.selects() || v.Now.Sub(s.CreationTimestamp.Time) < settle || v.moving(s) {
 			continue
 		}

@@ -13,7 +13,7 @@ import (
 
 // checkExternalNames looks at what ExternalName Services point to.
 func checkExternalNames(v *View) (out []Finding) {
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if s.Spec.Type != corev1.ServiceTypeExternalName {
 			continue
 		}

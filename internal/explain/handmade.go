@@ -16,7 +16,7 @@ func checkHandMade(v *View) (out []Finding) {
 	if !v.sees("endpointslices") {
 		return nil
 	}
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if s.Spec.Type == corev1.ServiceTypeExternalName {
 			continue
 		}

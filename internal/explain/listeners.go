@@ -112,7 +112,7 @@ func (v *View) openPorts(p *corev1.Pod, protocol corev1.Protocol) (out []int32) 
 
 // checkListeners looks at whether somebody in the Pods listens where the Service leads, as far as nodes say.
 func checkListeners(v *View) (out []Finding) {
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if !s.selects() {
 			continue
 		}

@@ -30,7 +30,7 @@ func (v *View) similar(k Key) *Service {
 
 // checkHeadless looks at headless Services that are used as if they had an address.
 func checkHeadless(v *View) (out []Finding) {
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if !s.headless() || s.Spec.Type == corev1.ServiceTypeExternalName {
 			continue
 		}

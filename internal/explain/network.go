@@ -54,10 +54,11 @@ func (v *View) overlaps() (out []Finding) {
 			if err != nil {
 				continue
 			}
-			f := Finding{Code: "range-overlap", Severity: Broken, Sure: Certain, Object: Ref{"Node", "", name}, Field: "spec.podCIDRs", Node: name, Affects: v.using(name)}
+			f := Finding{Code: "range-overlap", Severity: Broken, Sure: Certain, Object: Ref{"Node", "", name}, Field: "spec.podCIDRs", Node: name}
 			for _, other := range all {
 				if other.Overlaps(p) {
 					one := f
+					one.Affects = v.using(name)
 					one.Verdict = fmt.Sprintf("the Pods of the nodes %s and %s have the same addresses: spec.podCIDRs %s and %s overlap", other.node, name, other.Prefix, p)
 					one.Fix = []string{kubectl("", "get nodes -o custom-columns=NAME:.metadata.name,PODS:.spec.podCIDRs")}
 					out = append(out, one)
@@ -66,6 +67,7 @@ func (v *View) overlaps() (out []Finding) {
 			for _, r := range services {
 				if r.Overlaps(p) {
 					one := f
+					one.Affects = v.using(name)
 					one.Verdict = fmt.Sprintf("the addresses of Services and of the Pods of node %s overlap: the ServiceCIDR %s and spec.podCIDRs %s", name, r, p)
 					one.Fix = []string{kubectl("", "get servicecidrs")}
 					out = append(out, one)
@@ -171,18 +173,18 @@ func (v *View) packetSizes() (out []Finding) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(uplinks)) {
 		size := uplinks[name]
-		f := Finding{Code: "mtu", Severity: Degraded, Sure: Likely, Object: Ref{"Node", "", name}, Node: name, On: name, Affects: v.using(name)}
+		f := Finding{Code: "mtu", Severity: Degraded, Sure: Likely, Object: Ref{"Node", "", name}, Node: name, On: name}
 		most := mostUsual(usual)
 		if size < most {
 			f.Verdict = fmt.Sprintf("node %s takes packets of %d bytes (MTU of %s), and the other nodes send up to %d: what is larger is lost, so connections open and then hang", name, size, names[name], most)
-			f.Fix = []string{fmt.Sprintf("ip link set %s mtu %d", names[name], most)}
+			f.Affects, f.Fix = v.using(name), []string{fmt.Sprintf("ip link set %s mtu %d", names[name], most)}
 			out = append(out, f)
 			continue
 		}
 		for _, link := range v.Reports[name].Links {
 			if slices.ContainsFunc(link.Addresses, func(a netip.Addr) bool { return v.ofPods(name, a) }) && link.MTU > size {
 				f.Verdict = fmt.Sprintf("Pods of node %s send packets of %d bytes (MTU of %s), and the node's link %s takes %d: what is larger is lost where nobody says so, and connections hang", name, link.MTU, link.Name, names[name], size)
-				f.Fix = []string{fmt.Sprintf("ip link set %s mtu %d", link.Name, size)}
+				f.Affects, f.Fix = v.using(name), []string{fmt.Sprintf("ip link set %s mtu %d", link.Name, size)}
 				out = append(out, f)
 				break
 			}

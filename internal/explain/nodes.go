@@ -284,8 +284,8 @@ func checkServedByProxy(v *View) (out []Finding) {
 				of(s).notes = append(of(s).notes, note.Message)
 			}
 		}
-		for _, s := range v.order {
-			if r.Only != "" && r.Only != s.Namespace+"/"+s.Name {
+		for _, s := range v.subjects {
+			if !r.reports(s) {
 				continue
 			}
 			if !s.proxied() || v.Now.Sub(s.CreationTimestamp.Time) < settle || s.leftOut() {
@@ -304,7 +304,7 @@ func checkServedByProxy(v *View) (out []Finding) {
 			}
 		}
 	}
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if m := found[s]; m != nil {
 			out = append(out, v.unserved(s, m.nodes, m.refused, m.stale, m.notes)...)
 		}
@@ -360,7 +360,7 @@ func (v *View) differs(s *Service, led map[netip.Addr]bool) string {
 			}
 		}
 	}
-	for a := range led {
+	for _, a := range slices.SortedFunc(maps.Keys(led), netip.Addr.Compare) { // so that the same is said each time
 		if !known[a.Unmap()] {
 			return fmt.Sprintf("it still leads to %s", a)
 		}

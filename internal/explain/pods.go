@@ -16,7 +16,7 @@ const settle = 10 * time.Second
 
 // checkPods looks at Services that select Pods of which none is ready, or some have not been for long.
 func checkPods(v *View) (out []Finding) {
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if !s.selects() || len(s.Pods) == 0 {
 			continue
 		}

@@ -14,7 +14,7 @@ import (
 
 // checkPolicies looks at fields that keep traffic away from endpoints that are there.
 func checkPolicies(v *View) (out []Finding) {
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if !s.proxied() {
 			continue
 		}

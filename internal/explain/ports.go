@@ -65,7 +65,7 @@ func declared(p *corev1.Pod) (out []corev1.ContainerPort) {
 
 // checkTargetPorts looks at targetPorts by name, and at protocols.
 func checkTargetPorts(v *View) (out []Finding) {
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if !s.selects() {
 			continue
 		}

@@ -15,7 +15,7 @@ func checkSelectors(v *View) (out []Finding) {
 	if !v.sees("pods") {
 		return nil
 	}
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if s.selects() && len(s.Pods) == 0 {
 			out = append(out, v.unmatched(s))
 		}

@@ -9,7 +9,7 @@ import (
 
 // handMadePorts compares the names of ports in slices that people wrote with those of their Services.
 func (v *View) handMadePorts() (out []Finding) {
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if s.selects() || s.headless() || len(s.Slices) == 0 {
 			continue
 		}

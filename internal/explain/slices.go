@@ -21,7 +21,7 @@ func checkSlices(v *View) (out []Finding) {
 	if !v.sees("endpointslices", "pods") {
 		return nil
 	}
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if !s.selects() {
 			continue
 		}
@@ -149,7 +149,7 @@ func (v *View) moving(s *Service) bool {
 
 // checkEndpointAddresses looks at where endpoints are: at cluster IPs, at Pods that don't exist, in the wrong family.
 func checkEndpointAddresses(v *View) (out []Finding) {
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if !s.proxied() {
 			continue
 		}

@@ -31,6 +31,8 @@ type View struct {
 	*Evidence
 	services map[Key]*Service
 	order    []*Service
+	// subjects are the Services that checks of single ones look at: all, or those that somebody asks about.
+	subjects []*Service
 	pods     map[Key]*corev1.Pod
 	podIPs   map[netip.Addr]*corev1.Pod
 	nodes    map[string]*corev1.Node
@@ -63,15 +65,7 @@ type Workload struct {
 
 // Look makes a View.
 func Look(e *Evidence) *View {
-	v := &View{
-		Evidence: e, services: map[Key]*Service{}, pods: map[Key]*corev1.Pod{}, podIPs: map[netip.Addr]*corev1.Pod{}, nodes: map[string]*corev1.Node{},
-		events: map[Ref][]*corev1.Event{}, labelled: map[string]map[pair][]*corev1.Pod{}, inSpace: map[string][]*corev1.Pod{},
-		anywhere: map[pair][]*corev1.Pod{}, workloads: map[string][]Workload{}, replicas: map[Key]*appsv1.ReplicaSet{}, clusterIPs: map[netip.Addr]*Service{},
-		inNamespace: map[string][]*Service{}, strays: map[string][]*discoveryv1.EndpointSlice{}, sets: map[string]*spaceLabels{},
-	}
-	if e.Zone == "" {
-		e.Zone = "cluster.local"
-	}
+	v := newView(e)
 	for i := range e.Nodes {
 		v.nodes[e.Nodes[i].Name] = &e.Nodes[i]
 	}
@@ -82,6 +76,20 @@ func Look(e *Evidence) *View {
 		o := e.Events[i].InvolvedObject
 		r := Ref{o.Kind, o.Namespace, o.Name}
 		v.events[r] = append(v.events[r], &e.Events[i])
+	}
+	return v
+}
+
+// newView has no index filled yet.
+func newView(e *Evidence) *View {
+	v := &View{
+		Evidence: e, services: map[Key]*Service{}, pods: map[Key]*corev1.Pod{}, podIPs: map[netip.Addr]*corev1.Pod{}, nodes: map[string]*corev1.Node{},
+		events: map[Ref][]*corev1.Event{}, labelled: map[string]map[pair][]*corev1.Pod{}, inSpace: map[string][]*corev1.Pod{},
+		anywhere: map[pair][]*corev1.Pod{}, workloads: map[string][]Workload{}, replicas: map[Key]*appsv1.ReplicaSet{}, clusterIPs: map[netip.Addr]*Service{},
+		inNamespace: map[string][]*Service{}, strays: map[string][]*discoveryv1.EndpointSlice{}, sets: map[string]*spaceLabels{},
+	}
+	if e.Zone == "" {
+		e.Zone = "cluster.local"
 	}
 	return v
 }
@@ -177,6 +185,7 @@ func (v *View) indexServices() {
 			s.Endpoints = e
 		}
 	}
+	v.subjects = v.order
 }
 
 // matching are the Pods of a namespace with all of these labels: those with the rarest label are looked through.

@@ -124,7 +124,7 @@ func quotaFix(w Workload, name, what, asked, limit string) []string {
 
 // checkWorkloads looks at workloads behind Services that have fewer Pods than they want, and can't make the rest.
 func checkWorkloads(v *View) (out []Finding) {
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if !s.selects() || len(s.Pods) == 0 {
 			continue
 		}
@@ -150,12 +150,14 @@ func checkWorkloads(v *View) (out []Finding) {
 	return out
 }
 
-// checkDeleting looks at namespaces and Services whose deletion does not end.
+// stuck: what is being deleted should be gone by now.
+func (v *View) stuck(at *metav1.Time) bool { return at != nil && v.Now.Sub(at.Time) > 2*settle }
+
+// checkDeleting looks at namespaces whose deletion does not end.
 func checkDeleting(v *View) (out []Finding) {
-	stuck := func(at *metav1.Time) bool { return at != nil && v.Now.Sub(at.Time) > 2*settle }
 	for i := range v.Namespaces {
 		n := &v.Namespaces[i]
-		if !stuck(n.DeletionTimestamp) || len(v.inNamespace[n.Name]) == 0 {
+		if !v.stuck(n.DeletionTimestamp) || len(v.inNamespace[n.Name]) == 0 {
 			continue
 		}
 		f := Finding{
@@ -176,8 +178,13 @@ func checkDeleting(v *View) (out []Finding) {
 		}
 		out = append(out, f)
 	}
-	for _, s := range v.order {
-		if !stuck(s.DeletionTimestamp) {
+	return out
+}
+
+// checkServiceDeleting looks at Services whose deletion does not end.
+func checkServiceDeleting(v *View) (out []Finding) {
+	for _, s := range v.subjects {
+		if !v.stuck(s.DeletionTimestamp) {
 			continue
 		}
 		out = append(out, Finding{
@@ -193,7 +200,7 @@ func checkDeleting(v *View) (out []Finding) {
 // checkRestarts looks at Pods that are ready between one end and the next.
 func checkRestarts(v *View) (out []Finding) {
 	const often = 3
-	for _, s := range v.order {
+	for _, s := range v.subjects {
 		if !s.selects() {
 			continue
 		}

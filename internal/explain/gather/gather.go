@@ -32,8 +32,8 @@ type Options struct {
 	Zone string
 	// Namespace is read alone if the others may not be read.
 	Namespace string
-	// Service, if not empty, is the only one that nodes are asked about.
-	Service string
+	// Services, NAMESPACE/NAME, if there are any, are the only ones that nodes are asked about.
+	Services []string
 	// Focus, if not nil, decides from what the API has what nodes are asked for.
 	Focus func(*explain.Evidence) explain.Focus
 	// Probe has nodes connect to the Service, and ask DNS.
@@ -105,7 +105,6 @@ func Gather(ctx context.Context, o Options) (*explain.Evidence, error) {
 	}
 	g.secrets(ctx)
 	if !o.SkipNodes {
-		g.focus.Service = o.Service
 		if o.Focus != nil {
 			g.focus = o.Focus(g.out)
 		}

@@ -56,12 +56,19 @@ func (g *gatherer) nodes(ctx context.Context) {
 func (g *gatherer) node(ctx context.Context, name string) (out *explain.NodeReport, forbidden bool) {
 	ctx, cancel := context.WithTimeout(ctx, 3*g.NodeTimeout)
 	defer cancel()
-	out = &explain.NodeReport{Asked: true, Only: g.focus.Service}
+	out = &explain.NodeReport{Asked: true, Only: g.Services}
+	if g.focus.Service != "" {
+		out.Only = []string{g.focus.Service}
+	}
 	before := time.Now()
 	request := g.client.CoreV1().RESTClient().Get().Resource("nodes").Name(name).SubResource("proxy").Suffix(nodereport.Path).
 		SetHeader("Accept", runtime.ContentTypeJSON).Timeout(g.NodeTimeout)
-	if g.focus.Service != "" {
-		request = request.Param("service", g.focus.Service)
+	if len(out.Only) == 1 {
+		request = request.Param("service", out.Only[0])
+	} else {
+		for _, name := range out.Only {
+			request = request.Param("services", name)
+		}
 	}
 	if g.Probe {
 		request = request.Param("probe", "true")

@@ -53,7 +53,7 @@ const fewNodes = 50
 // asked are the nodes to ask for details, and how many are left out.
 func (g *gatherer) asked() (names []string, left int) {
 	well := map[string]bool{}
-	if g.Service == "" && len(g.out.Nodes) > fewNodes {
+	if len(g.Services) == 0 && len(g.out.Nodes) > fewNodes {
 		for i := range g.out.Parts {
 			if r := &g.out.Parts[i]; r.Part == reports.Proxy {
 				well[r.Node] = r.Status.State == reports.Running && r.Age(g.out.Now) < reports.Stale
