@@ -96,10 +96,10 @@ func asText(t *testing.T, a Answer) string {
 	return string(data)
 }
 
-// TestSeveralLooksAtFew: of 1,000 Services, checks of single ones look at those that were asked about, and at those that share a fault with others.
+// TestSeveralLooksAtFew: of 600 Services, checks of single ones look at those that were asked about, and at those that share a fault with others.
 func TestSeveralLooksAtFew(t *testing.T) {
 	w := newWorld(t)
-	for i := range 1000 {
+	for i := range 600 {
 		p := w.pod("shop", fmt.Sprintf("p%d", i), map[string]string{"app": fmt.Sprint(i)})
 		w.behind(w.service("shop", fmt.Sprintf("s%d", i), map[string]string{"app": fmt.Sprint(i)}, 80), p)
 	}
@@ -118,7 +118,7 @@ func TestSeveralLooksAtFew(t *testing.T) {
 			on++
 		}
 	}
-	if got := len(v.subjects); on < 300 || got < on || got > on+len(asked) {
+	if got := len(v.subjects); on < 150 || got < on || got > on+len(asked) {
 		t.Errorf("%d Services are looked at; %d are on the lost node, and 2 were asked about", got, on)
 	}
 }

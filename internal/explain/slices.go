@@ -231,6 +231,8 @@ func (v *View) noPod(a netip.Addr) bool {
 		if strings.Contains(n.Annotations["portal.dev/dns"], a.String()) {
 			return false
 		}
+	}
+	for _, n := range v.nodes { // ranges of several may have it
 		for _, text := range n.Spec.PodCIDRs {
 			if p, err := netip.ParsePrefix(text); err == nil && p.Contains(a) {
 				return true
