@@ -15,6 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -51,6 +52,9 @@ type Options struct {
 
 // pageSize is how many objects one request asks for.
 const pageSize = 1000
+
+// handmadeEndpoints leaves out those that a controller writes: what it wrote is in EndpointSlices, too. (Before Kubernetes 1.33 they are not labelled.)
+const handmadeEndpoints = "endpoints.kubernetes.io/managed-by!=endpoint-controller"
 
 // maxEvents is how many Events are read at most: they only add words to findings.
 const maxEvents = 5000
@@ -164,6 +168,7 @@ func (g *gatherer) lists(ctx context.Context) {
 		},
 		func() {
 			list(ctx, g, "endpoints", g.Namespace, func(n string, o metav1.ListOptions) (*corev1.EndpointsList, error) {
+				o.LabelSelector = handmadeEndpoints
 				return c.CoreV1().Endpoints(n).List(ctx, o)
 			}, func(l *corev1.EndpointsList) { e.Endpoints = append(e.Endpoints, l.Items...) })
 		},
@@ -245,7 +250,10 @@ func (g *gatherer) lists(ctx context.Context) {
 }
 
 // lister is any list of objects.
-type lister interface{ GetContinue() string }
+type lister interface {
+	runtime.Object
+	GetContinue() string
+}
 
 // list reads a resource page by page: of all namespaces or, if that is forbidden, of one. A resource that the server does not have
 // is as good as empty.
@@ -266,11 +274,22 @@ func list[L lister](ctx context.Context, g *gatherer, resource, namespace string
 			g.note(func() { g.out.Unseen[resource] = short(err) })
 			return
 		}
+		forgetManagers(page)
 		add(page)
 		if o.Continue = page.GetContinue(); o.Continue == "" {
 			return
 		}
 	}
+}
+
+// forgetManagers drops who has written which fields, which is up to half of an object and says nothing about Services.
+func forgetManagers(page runtime.Object) {
+	_ = meta.EachListItem(page, func(object runtime.Object) error { // it fails for what is no list
+		if o, err := meta.Accessor(object); err == nil {
+			o.SetManagedFields(nil)
+		}
+		return nil
+	})
 }
 
 // short is an error without what a reader knows already.
