@@ -111,10 +111,10 @@ type page struct {
 	// unexplained is why nobody looks for findings.
 	unexplained string
 	hidden      map[string]bool
-	// told counts changes of Events about the Service and its Pods. eventsListed is closed when those of all kinds have come, or never will.
-	told         uint64
-	eventsListed chan struct{}
-	unlisted     int // kinds of Events that have not come
+	// eventsRevision counts changes of Events about the Service and its Pods. eventsListed is closed when those of all kinds have come, or never will.
+	eventsRevision uint64
+	eventsListed   chan struct{}
+	unlisted       int // kinds of Events that have not come
 }
 
 func newPage() *page {
@@ -196,7 +196,7 @@ func (p *page) followEvents(ctx context.Context, client kubernetes.Interface, k 
 				for _, e := range list[max(0, len(list)-maxWatchedEvents):] {
 					p.events[e.Name] = e
 				}
-				p.told++
+				p.eventsRevision++
 				p.listedEvents(1)
 			})
 		},
@@ -226,15 +226,15 @@ func (p *page) dropEvent(e *corev1.Event) {
 func (p *page) tell(e *corev1.Event) bool {
 	mine := p.mine(e)
 	if mine {
-		p.told++
+		p.eventsRevision++
 	}
 	return mine
 }
 
-func (p *page) toldAt() uint64 {
+func (p *page) eventsAt() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.told
+	return p.eventsRevision
 }
 
 // listedEvents notes that so many kinds of Events have come.

@@ -184,7 +184,7 @@ func (s *survey) touched() bool {
 	namespaces := map[string]bool{}
 	for one := range s.pages {
 		namespaces[one.namespace] = true
-		if one.toldAt() != one.knew {
+		if one.eventsAt() != one.knew {
 			return true
 		}
 	}
@@ -237,7 +237,7 @@ func (s *survey) begin(now time.Time) (about Subject, pages []*surveyed) {
 			about.Services = append(about.Services, explain.Key{Namespace: one.namespace, Name: one.name})
 			namespaces = append(namespaces, one.namespace)
 		}
-		one.knew = one.toldAt()
+		one.knew = one.eventsAt()
 	}
 	s.seen = s.objects.touchedAt(namespaces...)
 	about.Namespace, about.Config = s.namespace, s.objects.config
