@@ -249,10 +249,14 @@ function Table({ rows, counts, sort, down, by }: { rows: Service[]; counts: numb
   const body = useRef<HTMLDivElement>(null);
   const height = useRowHeight();
   const [view, setView] = useState({ first: 0, last: 40 });
-  const [selected, setSelected] = useState(0);
+  const [selected, setSelected] = useState<string>();
+  const place = useRef(0);
   const focus = useRef(false);
   const now = useNow();
-  const current = Math.min(selected, rows.length - 1);
+  // The selection stays with its Service when rows move, and where it was when that one goes.
+  const found = useMemo(() => rows.findIndex((s) => keyOf(s) === selected), [rows, selected]);
+  const current = found >= 0 ? found : Math.min(place.current, rows.length - 1);
+  place.current = Math.max(0, current);
 
   const measure = () => {
     if (!body.current) return;
@@ -271,7 +275,8 @@ function Table({ rows, counts, sort, down, by }: { rows: Service[]; counts: numb
       window.removeEventListener("resize", measure);
     };
   });
-  useEffect(() => {
+  // As soon as the row is there: a later effect of an earlier drawing would take the row that was selected then.
+  useLayoutEffect(() => {
     if (!focus.current) return;
     focus.current = false;
     body.current?.querySelector<HTMLElement>("[tabindex='0']")?.focus({ preventScroll: true });
@@ -285,7 +290,7 @@ function Table({ rows, counts, sort, down, by }: { rows: Service[]; counts: numb
     if (top < margin) window.scrollBy(0, top - margin);
     else if (top + height > window.innerHeight) window.scrollBy(0, top + height - window.innerHeight + 8);
     focus.current = true;
-    setSelected(next);
+    setSelected(keyOf(rows[next]!));
     measure();
   };
   const page = Math.max(1, Math.floor(window.innerHeight / height) - 3);
@@ -295,6 +300,13 @@ function Table({ rows, counts, sort, down, by }: { rows: Service[]; counts: numb
     if (by === undefined || e.ctrlKey || e.metaKey || e.altKey) return;
     e.preventDefault();
     select(by === Infinity ? rows.length - 1 : by === -Infinity ? 0 : current + by);
+  };
+
+  // A row that got the focus in another way, by a click or Tab, is the selected one.
+  const follow = (e: FocusEvent) => {
+    const row = (e.target as HTMLElement).closest("[aria-rowindex]");
+    const s = row && rows[Number(row.getAttribute("aria-rowindex")) - 2];
+    if (s) setSelected(keyOf(s));
   };
 
   if (rows.length === 0) return null;
@@ -313,7 +325,7 @@ function Table({ rows, counts, sort, down, by }: { rows: Service[]; counts: numb
           </span>
         ))}
       </div>
-      <div class="rows" role="rowgroup" ref={body} onKeyDown={key} style={{ height: `${rows.length * height}px` }}>
+      <div class="rows" role="rowgroup" ref={body} onKeyDown={key} onFocusIn={follow} style={{ height: `${rows.length * height}px` }}>
         {[...shown, ...extra].map((s, i) => {
           const index = i < shown.length ? view.first + i : current;
           return <TableRow key={s.ns + "/" + s.name} s={s} index={index} top={index * height} selected={index === current} now={now} counts={flow.rates.has(keyOf(s)) || flow.history(keyOf(s)).length > 0 ? counts : rated() ? -1 : 0} />;
