@@ -103,7 +103,7 @@ func TestNodeReports(t *testing.T) {
 	set(reports.Status{State: reports.Degraded, Mode: "nftables", Message: "the kernel refuses 1 frontend", Refused: &reports.Refused{Count: 1, Some: []string{"10.96.0.1:80/TCP: no memory"}}})
 	within(t, "a change is not reported", state(reports.Degraded))
 	r := reported(t, root, name)
-	if o := r.OwnerReferences; len(o) != 1 || o[0].UID != node.UID || r.Status.Version != "test" || r.Status.Since.IsZero() || r.Status.Refused.Count != 1 {
+	if o := r.OwnerReferences; len(o) != 1 || o[0].UID != node.UID || r.Status.Version != "test" || r.Status.Since.IsZero() || r.Status.Refused.Count != 1 || len(r.ManagedFields) != 0 {
 		t.Errorf("the report is %+v", r)
 	}
 	out, err := harness.Run(t.Context(), nil, harness.Portal(), "kubectl", "--kubeconfig", api.Kubeconfig, "get", "nodereports")

@@ -316,7 +316,7 @@ func (w *written) rewrite(ctx context.Context, c *cluster, i int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.Status.Synced = &reports.Synced{Revision: fmt.Sprint(i), Time: metav1.NewTime(time.Now().Truncate(time.Second))}
-	w.Status.Updated, w.ManagedFields = w.Status.Synced.Time, nil
+	w.Status.Updated, w.ManagedFields = w.Status.Synced.Time, reports.NoManagers()
 	data, err := json.Marshal(w.Report)
 	if err != nil {
 		return err

@@ -181,6 +181,10 @@ func shorten(text string) string {
 	return strings.ToValidUTF8(text[:maxMessage], "") + "…"
 }
 
+// NoManagers, as a report's managed fields in an update, has the API server keep none from then on: each report has one writer, and to find out which
+// fields an update has changed takes the server as long as all else that it does for it.
+func NoManagers() []metav1.ManagedFieldsEntry { return []metav1.ManagedFieldsEntry{{}} }
+
 // Parse reads a report.
 func Parse(data []byte) (*Report, error) {
 	out := &Report{}

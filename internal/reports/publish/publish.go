@@ -224,7 +224,7 @@ func (p *Publisher) send(ctx context.Context, request *rest.Request, s *reports.
 	report := reports.Report{
 		TypeMeta: metav1.TypeMeta{APIVersion: reports.Group + "/" + reports.Version, Kind: reports.Kind},
 		ObjectMeta: metav1.ObjectMeta{
-			Name: reports.Name(p.Node, p.Part), ResourceVersion: p.version, Labels: map[string]string{reports.PartLabel: p.Part},
+			Name: reports.Name(p.Node, p.Part), ResourceVersion: p.version, Labels: map[string]string{reports.PartLabel: p.Part}, ManagedFields: reports.NoManagers(),
 			// The report goes when the Node goes.
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.Node, UID: p.owner}},
 		},
