@@ -52,7 +52,7 @@ func measureExplain(ctx context.Context, c *cluster, r *report.Report) error {
 	at.Lower(portal, "CPU of the command, median", report.Median(own), "s")
 	at.Lower(portal, "CPU of the server, median", report.Median(servers), "s")
 	at.Lower(portal, "resident memory of the command, peak", report.Max(memory), "MB")
-	r.Note("explain is the command, from its start to its end, of which the slowest of %d counts.", c.looks)
+	r.Note("explain is the command on the server's machine, where answers are not compressed, from its start to its end, of which the slowest of %d counts.", c.looks)
 	return nil
 }
 

@@ -21,6 +21,8 @@ func collectAt(percent int) {
 const (
 	// garbage is in percent of what is in use: a little less than usual, which trades a few percent of CPU for a part of the memory.
 	garbage = 70
+	// garbageOfLook is for commands that read everything once, and end: collecting would be a third of what they do.
+	garbageOfLook = 400
 	// garbageOfServer: of what a server has in use, most is caches that stay. Collecting more often costs a create 7 % of CPU and saves a
 	// fifth of the memory.
 	garbageOfServer = 25
