@@ -23,11 +23,14 @@ function targets(d: Detail): string[] {
   return out;
 }
 
+/** shape is what of a Service decides where its packets go. */
+const shape = ({ service: s, policies, endpoints }: Detail) => JSON.stringify([s.ips, s.lb, s.external, s.cname, s.ports, policies, endpoints]);
+
 export function Trace({ detail, place }: { detail: Detail; place: Place }) {
   const s = detail.service;
   const linked = fromQuery(place.query);
   const [asked, setAsked] = useState<Asked>(() => ({ ...linked, from: linked.from || "client", to: linked.to || (targets(detail)[0] ?? "") }));
-  const [answer, setAnswer] = useState<TraceAnswer>();
+  const [answer, setAnswer] = useState<TraceAnswer & { shape: string }>();
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
   const turn = useRef(0);
@@ -35,11 +38,12 @@ export function Trace({ detail, place }: { detail: Detail; place: Place }) {
 
   const run = (question: Asked) => {
     const mine = ++turn.current;
+    const now = shape(detail);
     setBusy(true);
     const query = new URLSearchParams(Object.entries(question).filter(([, value]) => value));
     ask<TraceAnswer>("GET", `trace/${encodeURIComponent(s.ns)}?${query}`)
       .then(
-        (found) => mine === turn.current && (setAnswer(found), setProblem("")),
+        (found) => mine === turn.current && (setAnswer({ ...found, shape: now }), setProblem("")),
         (error: Error) => mine === turn.current && (setAnswer(undefined), setProblem(error.message)),
       )
       .finally(() => mine === turn.current && setBusy(false));
@@ -106,7 +110,17 @@ export function Trace({ detail, place }: { detail: Detail; place: Place }) {
       <p class="error" role="alert">
         {problem}
       </p>
-      <div role="status">{answer && <Answer answer={answer} />}</div>
+      <div role="status">
+        {answer && answer.shape !== shape(detail) && (
+          <p class="banner note">
+            The Service has changed since this was worked out.{" "}
+            <button type="button" disabled={busy} onClick={() => run(asked)}>
+              Trace again
+            </button>
+          </p>
+        )}
+        {answer && <Answer answer={answer} />}
+      </div>
       {!answer && !problem && <p class="hint">From a Pod, a node, an address, or "client" for somebody outside. It is worked out from what you may see; no packet is sent.</p>}
     </>
   );

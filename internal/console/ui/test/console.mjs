@@ -31,10 +31,11 @@ async function open(options = {}) {
 const kubectl = (...args) => run(given.portal, ["kubectl", "--kubeconfig", given.kubeconfig, ...args]);
 const control = async (what) => assert.equal((await fetch(`${given.control}/${what}`, { method: "POST" })).status, 200);
 /** shot takes a picture, from the top of the page. */
-async function shot(page, name, whole = false) {
+async function shot(page, name, whole = false, height = 0) {
   if (!given.shots) return;
   if (whole) await page.evaluate(() => scrollTo(0, 0));
-  await page.screenshot({ path: `${given.shots}/${name}.png`, fullPage: whole });
+  const clip = height ? { x: 0, y: 0, width: page.viewportSize().width, height } : undefined;
+  await page.screenshot({ path: `${given.shots}/${name}.png`, fullPage: whole, clip });
 }
 const step = (text) => console.log(`  ${text}`);
 
@@ -333,9 +334,17 @@ async function traffic() {
   await page.getByRole("button", { name: "Endpoints" }).click();
   await page.waitForFunction(() => ![...document.querySelectorAll(".timeline li")].some((li) => li.textContent.includes("was removed")));
   await page.getByRole("button", { name: "Endpoints" }).click();
+  step("a trace that is out of date says so");
+  await page.getByText("The Service has changed since").waitFor();
+  assert.match(await page.locator(".way .ending").innerText(), /arrives/i);
+  await accessible(page, "trace that is out of date");
   await shot(page, "lab-broken", true);
+  await page.getByRole("button", { name: "Trace again" }).click();
+  await page.locator(".way.broken").waitFor();
+  await page.getByText("The Service has changed since").waitFor({ state: "detached" });
   await page.getByRole("button", { name: /Colours/ }).click();
   await page.getByRole("button", { name: /Colours/ }).click();
+  await shot(page, "lab-broken-dark", true, 1126);
   await kubectl("scale", "deployment/web", "--replicas=2");
   await chain(page, "ok");
   await page.waitForTimeout(given.shots ? 20_000 : 0);
