@@ -11,10 +11,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"golang.org/x/net/ipv4"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,16 +70,17 @@ func measureTop(ctx context.Context, o options, r *report.Report) error {
 	if err := errors.Join(err, <-flooded); err != nil {
 		return err
 	}
-	var cpu, rate, open, oneIn []float64
+	var cpu, rate, made, open, oneIn []float64
 	said := map[string]bool{}
 	for _, s := range samples {
-		cpu, rate, open, oneIn = append(cpu, 100*s.cpu), append(rate, s.rate), append(open, s.open), append(oneIn, float64(s.OneIn))
+		cpu, rate, made, open, oneIn = append(cpu, 100*s.cpu), append(rate, s.rate), append(made, s.made), append(open, s.open), append(oneIn, float64(s.OneIn))
 		for _, note := range s.Notes {
 			if strings.HasPrefix(note, "sampled:") {
 				said[note] = true
 			}
 		}
 	}
+	at.Higher(portal, "connections that were made", report.Median(made), "/s")
 	at.Higher(portal, counted, report.Median(rate), "/s")
 	at.Lower(portal, "connections in the table", report.Median(open), "")
 	at.Lower(portal, "connections for which one is counted", report.Median(oneIn), "")
@@ -147,32 +150,37 @@ func floodFrom(ctx context.Context, m *lab.Machine, to netip.AddrPort, rate int)
 // floodRange is where connections come from.
 const floodRange = "10.1.0.0/16"
 
-// flood makes UDP flows, each from another address and port, at a rate a second.
+// flood makes UDP flows, each from another address and port, at a rate a second. Many are sent at once, so that this takes little of the machine.
 func flood(ctx context.Context, address string, rate int) error {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil || !to.Addr().Is4() {
 		return fmt.Errorf("-flood %q: must be an IPv4 address and a port", address)
 	}
-	target := &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
-	const batch = 100
-	began := time.Now()
-	for i := 0; ctx.Err() == nil; i++ {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	const batch, sources = 64, 1 << 16 // addresses of floodRange
+	messages := make([]ipv4.Message, batch)
+	began, made := time.Now(), 0
+	for port := 1024; ctx.Err() == nil; port = 1024 + (port-1023)%60000 {
+		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: port})
 		if err != nil {
-			return err
+			continue // somebody has the port
 		}
-		from := &unix.SockaddrInet4{Addr: [4]byte{10, 1, byte(i >> 8), byte(i)}, Port: 1024 + i>>16%60000}
-		if err := unix.Bind(fd, from); err == nil {
-			err = unix.Sendto(fd, []byte("?"), unix.MSG_NOSIGNAL, target)
-			if err != nil && i == 0 {
-				return fmt.Errorf("send to %s: %w", to, err)
+		packets := ipv4.NewPacketConn(conn)
+		for from := 0; from < sources && ctx.Err() == nil; from += batch {
+			for i := range messages {
+				source := ipv4.ControlMessage{Src: net.IPv4(10, 1, byte((from+i)>>8), byte(from+i))}
+				messages[i] = ipv4.Message{Buffers: [][]byte{[]byte("?")}, OOB: source.Marshal(), Addr: net.UDPAddrFromAddrPort(to)}
 			}
+			for left := messages; len(left) > 0; {
+				n, err := packets.WriteBatch(left, 0)
+				if err != nil && made == 0 {
+					return errors.Join(fmt.Errorf("send to %s: %w", to, err), conn.Close())
+				}
+				left, made = left[max(n, 1):], made+max(n, 0)
+			}
+			time.Sleep(time.Until(began.Add(time.Duration(made) * time.Second / time.Duration(rate))))
 		}
-		if err := unix.Close(fd); err != nil {
+		if err := conn.Close(); err != nil {
 			return err
-		}
-		if i%batch == 0 {
-			time.Sleep(time.Until(began.Add(time.Duration(i) * time.Second / time.Duration(rate))))
 		}
 	}
 	return nil
@@ -182,6 +190,7 @@ func flood(ctx context.Context, address string, rate int) error {
 type sample struct {
 	top.Sample
 	cpu, rate, open float64
+	made            float64 // connections a second, as the kernel counts them
 }
 
 // followTop runs the command, and returns its samples once it has adapted to what there is.
@@ -201,6 +210,7 @@ func followTop(ctx context.Context, l *lab.Lab) (out []sample, err error) {
 	decoder := json.NewDecoder(bufio.NewReader(stdout))
 	var used time.Duration
 	var last time.Time
+	var before uint64
 	for i := 0; len(out) < topSamples; i++ {
 		var s sample
 		if err := decoder.Decode(&s.Sample); err != nil {
@@ -211,6 +221,10 @@ func followTop(ctx context.Context, l *lab.Lab) (out []sample, err error) {
 			return nil, err
 		}
 		now := time.Now()
+		sent, err := datagrams(l.Node(topNode))
+		if err != nil {
+			return nil, err
+		}
 		for _, x := range s.Services {
 			if x.Name == "names" {
 				s.rate, s.open = s.rate+x.Counts.NewRate, s.open+float64(x.Counts.Open)
@@ -218,10 +232,36 @@ func followTop(ctx context.Context, l *lab.Lab) (out []sample, err error) {
 		}
 		if i >= adapting {
 			s.cpu = float64(u.CPU-used) / float64(now.Sub(last))
+			s.made = float64(sent-before) / now.Sub(last).Seconds()
 			out = append(out, s)
-			report.Logf("top: %.0f new connections/s, 1 in %d counted, %.1f %% of a core", s.rate, s.OneIn, 100*s.cpu)
+			report.Logf("top: %.0f new connections/s of %.0f, 1 in %d counted, %.1f %% of a core", s.rate, s.made, s.OneIn, 100*s.cpu)
 		}
-		used, last = u.CPU, now
+		used, last, before = u.CPU, now, sent
 	}
 	return out, nil
+}
+
+// datagrams is how many a machine has sent by UDP: all but a few are connections of the flood.
+func datagrams(m *lab.Machine) (uint64, error) {
+	var data []byte
+	err := m.Do(func() (err error) {
+		data, err = os.ReadFile("/proc/thread-self/net/snmp")
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	var names []string
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] != "Udp:" {
+			continue
+		}
+		if names == nil {
+			names = fields
+		} else if i := slices.Index(names, "OutDatagrams"); i > 0 && i < len(fields) {
+			return strconv.ParseUint(fields[i], 10, 64)
+		}
+	}
+	return 0, errors.New("/proc/net/snmp does not count datagrams")
 }

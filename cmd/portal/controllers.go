@@ -95,6 +95,7 @@ func (o *controllersOptions) complete() (controllers.Selection, error) {
 	if o.config.REST, err = apiConfigAt(o.server, o.kubeconfig); err != nil {
 		return selection, err
 	}
+	compressUnlessHere(o.config.REST)
 	o.config.RootCA = o.rootCA
 	return selection, o.config.Validate()
 }

@@ -59,6 +59,11 @@ func headlessLabel(s *Service) (out []Finding) {
 
 // local: a policy of Local, and nodes without endpoints.
 func (v *View) local(s *Service) (out []Finding) {
+	inside := s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
+	outside := s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	if !inside && !outside {
+		return nil
+	}
 	with := map[string]bool{}
 	for _, slice := range s.Slices {
 		for i := range slice.Endpoints {
@@ -89,15 +94,15 @@ func (v *View) local(s *Service) (out []Finding) {
 		evidence = "no endpoint says that it is on a node of this cluster (nodeName), so none is local anywhere"
 	}
 	f.Evidence = []string{evidence}
-	if s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal {
+	if inside {
 		one := f
 		one.Field = "spec.internalTrafficPolicy"
 		one.Verdict = fmt.Sprintf("%s can't be reached from %s: spec.internalTrafficPolicy is Local, and there is no endpoint on %s", s.ref(), nodesText(without), itThem(len(without)))
 		one.Fix = []string{mergePatch(s.ref(), map[string]any{"spec": map[string]any{"internalTrafficPolicy": "Cluster"}})}
 		out = append(out, one)
 	}
-	outside := s.Spec.Type == corev1.ServiceTypeNodePort || len(s.Spec.ExternalIPs) > 0 || s.Spec.Type == corev1.ServiceTypeLoadBalancer && f.Severity == Broken
-	if s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && outside {
+	atNodes := s.Spec.Type == corev1.ServiceTypeNodePort || len(s.Spec.ExternalIPs) > 0
+	if outside && (atNodes || s.Spec.Type == corev1.ServiceTypeLoadBalancer && f.Severity == Broken) {
 		one := f
 		one.Field = "spec.externalTrafficPolicy"
 		one.Verdict = fmt.Sprintf("%s drops what comes from outside to %s: spec.externalTrafficPolicy is Local, and there is no endpoint on %s", s.ref(), nodesText(without), itThem(len(without)))
