@@ -50,6 +50,19 @@ func newSurveying(ctx context.Context, t *testing.T) *surveying {
 	return s
 }
 
+// withSurveying runs a test in a bubble of its own, and waits until all that it started has ended.
+func withSurveying(t *testing.T, test func(ctx context.Context, t *testing.T, s *surveying)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		s := newSurveying(ctx, t)
+		defer s.group.Wait()
+		defer s.objects.group.Wait()
+		defer stop()
+		test(ctx, t, s)
+	})
+}
+
 // look finds one thing, another one each time.
 func (s *surveying) look(ctx context.Context, about Subject) ([][]Finding, error) {
 	release, err := about.Turn(ctx)
@@ -108,13 +121,8 @@ func (s *surveying) change(name, state string) {
 // TestSurvey: 20 pages have their findings from one look, once a minute while nothing happens. A change of one's Service has one look follow
 // within 2 s, one of another Service within some ten; how many pages there are makes no difference.
 func TestSurvey(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	withSurveying(t, func(ctx context.Context, t *testing.T, s *surveying) {
 		const pages = 20
-		ctx, stop := context.WithCancel(t.Context())
-		s := newSurveying(ctx, t)
-		defer s.group.Wait()
-		defer s.objects.group.Wait()
-		defer stop()
 		for i := range 2 * pages {
 			svc := service(corev1.ServiceSpec{})
 			svc.Name = fmt.Sprint("s", i)
@@ -171,12 +179,7 @@ func TestSurvey(t *testing.T) {
 
 // TestSurveyScopes: pages that see other objects have looks of their own; two pages of one Service are asked about once.
 func TestSurveyScopes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := context.WithCancel(t.Context())
-		s := newSurveying(ctx, t)
-		defer s.group.Wait()
-		defer s.objects.group.Wait()
-		defer stop()
+	withSurveying(t, func(ctx context.Context, t *testing.T, s *surveying) {
 		for _, k := range []key{{"shop", "a"}, {"shop", "a"}, {"other", "b"}} {
 			s.open(ctx, k)
 		}
@@ -194,12 +197,7 @@ func TestSurveyScopes(t *testing.T) {
 
 // TestSurveyFails: a look that fails is repeated, leaves the findings as they are, and ends with the last page.
 func TestSurveyFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := context.WithCancel(t.Context())
-		s := newSurveying(ctx, t)
-		defer s.group.Wait()
-		defer s.objects.group.Wait()
-		defer stop()
+	withSurveying(t, func(ctx context.Context, t *testing.T, s *surveying) {
 		within, closePage := context.WithCancel(ctx)
 		p := s.open(within, key{"shop", "a"})
 		s.looks(findingsEvery)
