@@ -1,6 +1,7 @@
 package controllers_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -9,7 +10,9 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"portal/internal/controllers"
 )
@@ -97,6 +100,71 @@ func TestNodesGetTheirPodCIDRs(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+// TestPressureKeepsPodsOff: a node that takes no more Pods is tainted, and gets only Pods that tolerate it, until it takes Pods again.
+func TestPressureKeepsPodsOff(t *testing.T) {
+	w := newWorld(t)
+	name := w.namespace
+	w.addNode(name, map[string]string{"only": name})
+	report := func(pressure corev1.ConditionStatus) {
+		t.Helper()
+		status := corev1.NodeStatus{
+			Capacity: corev1.ResourceList{"cpu": resource.MustParse("1"), "pods": resource.MustParse("5")},
+			Conditions: []corev1.NodeCondition{
+				{Type: corev1.NodeReady, Status: corev1.ConditionTrue}, {Type: corev1.NodeDiskPressure, Status: pressure},
+			},
+		}
+		status.Allocatable = status.Capacity
+		patch, err := json.Marshal(map[string]any{"status": status})
+		w.must(err)
+		_, err = w.client.CoreV1().Nodes().Patch(w.ctx(), name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+		w.must(err)
+	}
+	add := func(name string, tolerations ...corev1.Toleration) {
+		t.Helper()
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: template("x").Spec}
+		pod.Spec.NodeSelector, pod.Spec.Tolerations = map[string]string{"only": w.namespace}, tolerations
+		_, err := w.client.CoreV1().Pods(w.namespace).Create(w.ctx(), pod, metav1.CreateOptions{})
+		w.must(err)
+	}
+	expect := func(taints string, ordinary, tolerant string) {
+		t.Helper()
+		w.eventually(10*time.Second, func() string {
+			node, err := w.client.CoreV1().Nodes().Get(w.ctx(), name, metav1.GetOptions{})
+			w.must(err)
+			var have []string
+			for _, taint := range node.Spec.Taints {
+				have = append(have, taint.ToString())
+			}
+			out := fmt.Sprint(have)
+			for _, pod := range []string{"ordinary", "tolerant"} {
+				pod, err := w.client.CoreV1().Pods(w.namespace).Get(w.ctx(), pod, metav1.GetOptions{})
+				w.must(err)
+				reason := ""
+				for _, c := range pod.Status.Conditions {
+					if c.Type == corev1.PodScheduled {
+						reason = c.Reason
+					}
+				}
+				out += " " + pod.Spec.NodeName + reason
+			}
+			if want := fmt.Sprintf("[%s] %s %s", taints, ordinary, tolerant); out != want {
+				return out + ", want " + want
+			}
+			return ""
+		})
+	}
+	report(corev1.ConditionTrue)
+	w.run("node,scheduler", func(c *controllers.Config) { c.NodeMonitorPeriod = time.Hour }) // what changes is noticed at once
+	add("ordinary")
+	add("tolerant", corev1.Toleration{Key: corev1.TaintNodeDiskPressure, Operator: corev1.TolerationOpExists})
+	expect("node.kubernetes.io/disk-pressure:NoSchedule", corev1.PodReasonUnschedulable, name)
+	report(corev1.ConditionFalse)
+	expect("", name, name)
+	_, err := w.client.CoreV1().Nodes().Patch(w.ctx(), name, types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{})
+	w.must(err)
+	expect("node.kubernetes.io/unschedulable:NoSchedule", name, name)
 }
 
 // A Pod that somebody runs outside the cluster's nodes is an endpoint, without a nodeName.

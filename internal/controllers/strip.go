@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"portal/internal/clusterdns"
+	"portal/internal/scheduler"
 )
 
 // What is stripped here is never written back: Pods and Nodes are patched or read again first.
@@ -213,7 +214,9 @@ func stripNode(node *corev1.Node) *corev1.Node {
 	}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
-			out.Status.Conditions = []corev1.NodeCondition{c}
+			out.Status.Conditions = append(out.Status.Conditions, c)
+		} else if _, ok := scheduler.ConditionTaint(&c); ok {
+			out.Status.Conditions = append(out.Status.Conditions, corev1.NodeCondition{Type: c.Type, Status: c.Status})
 		}
 	}
 	if at, ok := node.Annotations[clusterdns.Annotation]; ok {

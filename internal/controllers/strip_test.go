@@ -14,6 +14,8 @@ import (
 	podresources "k8s.io/component-helpers/resource"
 	"k8s.io/endpointslice"
 	"k8s.io/utils/ptr"
+
+	"portal/internal/scheduler"
 )
 
 func restNowhere() *rest.Config { return &rest.Config{Host: "https://127.0.0.1:1"} }
@@ -113,5 +115,20 @@ func TestStrippedServicesKeepWhatAsksForHints(t *testing.T) {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{corev1.AnnotationTopologyMode: "Auto", "other": "x"}}}
 	if got := fmt.Sprint(stripService(svc).Annotations); got != "map[service.kubernetes.io/topology-mode:Auto]" {
 		t.Errorf("annotations %s", got)
+	}
+}
+
+// A stripped Node keeps the same Pods off: it is ready or not, and suffers from the same.
+func TestStrippedNodesHaveTheirTroubles(t *testing.T) {
+	node := &corev1.Node{Spec: corev1.NodeSpec{Unschedulable: true, Taints: []corev1.Taint{{Key: "mine", Effect: corev1.TaintEffectNoSchedule}}}}
+	for _, kind := range []corev1.NodeConditionType{
+		corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable, corev1.NodeReady,
+	} {
+		for _, status := range []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse, corev1.ConditionUnknown} {
+			node.Status.Conditions = []corev1.NodeCondition{{Type: kind, Status: status, Message: "long"}, {Type: "Other", Status: corev1.ConditionTrue}}
+			if want, got := scheduler.Taints(node), scheduler.Taints(stripNode(node)); !equality.Semantic.DeepEqual(want, got) {
+				t.Errorf("%s %s: %v, want %v", kind, status, got, want)
+			}
+		}
 	}
 }

@@ -94,20 +94,6 @@ func (q *question) taints(n *node) []string {
 	return nil
 }
 
-// Taints are those of a node, and those that its state amounts to: nobody may have written them down yet.
-func Taints(n *corev1.Node) []corev1.Taint {
-	out := slices.Clone(n.Spec.Taints)
-	if n.Spec.Unschedulable {
-		out = append(out, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule})
-	}
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
-			out = append(out, corev1.Taint{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule})
-		}
-	}
-	return out
-}
-
 // Tolerates says whether one of the tolerations covers a taint.
 func Tolerates(tolerations []corev1.Toleration, taint corev1.Taint) bool {
 	return Toleration(tolerations, taint) != nil

@@ -39,6 +39,12 @@ func taint(key, value string, effect corev1.TaintEffect) func(*corev1.Node) {
 	}
 }
 
+func suffers(kind corev1.NodeConditionType, status corev1.ConditionStatus) func(*corev1.Node) {
+	return func(n *corev1.Node) {
+		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: kind, Status: status})
+	}
+}
+
 func newPodObject(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Labels: map[string]string{}},
@@ -53,6 +59,12 @@ func newPodObject(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 type change = func(*corev1.Pod)
 
 func on(node string) change { return func(p *corev1.Pod) { p.Spec.NodeName = node } }
+
+func tolerates(key string) change {
+	return func(p *corev1.Pod) {
+		p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})
+	}
+}
 
 func app(name string) change { return func(p *corev1.Pod) { p.Labels["app"] = name } }
 
@@ -127,27 +139,32 @@ func TestChoose(t *testing.T) {
 		"not ready": {clusterOf(nodes(newNode("a", func(n *corev1.Node) {
 			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
 		}))), newPodObject("p"), "1 node(s) are not ready"},
-		"tainted":           {clusterOf(nodes(newNode("a", taint("k", "v", "NoSchedule")))), newPodObject("p"), "taint {k: v}"},
-		"tolerated":         {clusterOf(nodes(newNode("a", taint("k", "v", "NoExecute")))), newPodObject("p", func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Key: "k", Operator: "Exists"}} }), "a"},
-		"another value":     {clusterOf(nodes(newNode("a", taint("k", "v", "NoSchedule")))), newPodObject("p", func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Key: "k", Value: "w"}} }), "taint"},
-		"rather not":        {clusterOf(nodes(newNode("a", taint("k", "v", "PreferNoSchedule")), newNode("b")), newPodObject("x", on("b"), asks("1", "1Gi"))), newPodObject("p"), "b"},
-		"selector":          {clusterOf(zoned), newPodObject("p", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{zone: "b"} }), "b1"},
-		"selects none":      {clusterOf(zoned), newPodObject("p", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{zone: "c"} }), "3 node(s) don't match the Pod's node selector"},
-		"by name":           {clusterOf(zoned), newPodObject("p", pinned("a2")), "a2"},
-		"prefers":           {clusterOf(zoned), newPodObject("p", prefers(zone, "b")), "b1"},
-		"port taken":        {clusterOf(nodes(newNode("a")), newPodObject("x", on("a"), hostPortOf(80, ""))), newPodObject("p", hostPortOf(80, "10.0.0.1")), "host ports"},
-		"other address":     {clusterOf(nodes(newNode("a")), newPodObject("x", on("a"), hostPortOf(80, "10.0.0.2"))), newPodObject("p", hostPortOf(80, "10.0.0.1")), "a"},
-		"near":              {clusterOf(zoned, newPodObject("x", on("b1"), app("db"))), newPodObject("p", near("db", zone)), "b1"},
-		"near nobody":       {clusterOf(zoned), newPodObject("p", near("db", zone)), "3 node(s) are not near"},
-		"the first of many": {clusterOf(zoned[:1]), newPodObject("p", app("db"), near("db", zone)), "a1"},
-		"far":               {clusterOf(zoned, newPodObject("x", on("a1"), app("db"))), newPodObject("p", far("db", zone)), "b1"},
-		"far from all":      {clusterOf(zoned, newPodObject("x", on("a1"), app("db")), newPodObject("y", on("b1"), app("db"))), newPodObject("p", far("db", zone)), "3 node(s) are near Pods that the Pod's anti-affinity excludes"},
-		"kept far":          {clusterOf(zoned, newPodObject("x", on("a1"), far("web", zone))), newPodObject("p", app("web")), "b1"},
-		"other namespace":   {clusterOf(zoned[:1], newPodObject("x", on("a1"), app("db"), func(p *corev1.Pod) { p.Namespace = "other" })), newPodObject("p", far("db", zone)), "a1"},
-		"spread":            {clusterOf(zoned, newPodObject("x", on("a1"), app("w"))), newPodObject("p", app("w"), spreadOver(zone, 1, corev1.DoNotSchedule)), "b1"},
-		"spread, no label":  {clusterOf(nodes(newNode("a"))), newPodObject("p", app("w"), spreadOver(zone, 1, corev1.DoNotSchedule)), "lack the label"},
-		"spread, too many":  {clusterOf(nodes(zoned[0], newNode("b1", label(zone, "b"), taint("k", "v", "NoSchedule"))), newPodObject("x", on("a1"), app("w"))), newPodObject("p", app("w"), spreadOver(zone, 1, corev1.DoNotSchedule)), "topology spread constraints"},
-		"spread if it can":  {clusterOf(zoned, newPodObject("x", on("b1"), app("w")), newPodObject("y", on("a1"), app("w"))), newPodObject("p", app("w"), spreadOver(corev1.LabelHostname, 1, corev1.ScheduleAnyway)), "a2"},
+		"disk pressure":        {clusterOf(nodes(newNode("a", suffers(corev1.NodeDiskPressure, corev1.ConditionTrue)))), newPodObject("p"), "1 node(s) have the taint {node.kubernetes.io/disk-pressure: }"},
+		"written down already": {clusterOf(nodes(newNode("a", suffers(corev1.NodeDiskPressure, corev1.ConditionTrue), taint(corev1.TaintNodeDiskPressure, "", "NoSchedule")))), newPodObject("p", tolerates(corev1.TaintNodeDiskPressure)), "a"},
+		"another pressure":     {clusterOf(nodes(newNode("a", suffers(corev1.NodeMemoryPressure, corev1.ConditionTrue)))), newPodObject("p", tolerates(corev1.TaintNodeDiskPressure)), "memory-pressure"},
+		"pressure unknown":     {clusterOf(nodes(newNode("a", suffers(corev1.NodePIDPressure, corev1.ConditionUnknown)))), newPodObject("p"), "a"},
+		"no network":           {clusterOf(nodes(newNode("a", suffers(corev1.NodeNetworkUnavailable, corev1.ConditionTrue)), newNode("b"))), newPodObject("p"), "b"},
+		"tainted":              {clusterOf(nodes(newNode("a", taint("k", "v", "NoSchedule")))), newPodObject("p"), "taint {k: v}"},
+		"tolerated":            {clusterOf(nodes(newNode("a", taint("k", "v", "NoExecute")))), newPodObject("p", func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Key: "k", Operator: "Exists"}} }), "a"},
+		"another value":        {clusterOf(nodes(newNode("a", taint("k", "v", "NoSchedule")))), newPodObject("p", func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Key: "k", Value: "w"}} }), "taint"},
+		"rather not":           {clusterOf(nodes(newNode("a", taint("k", "v", "PreferNoSchedule")), newNode("b")), newPodObject("x", on("b"), asks("1", "1Gi"))), newPodObject("p"), "b"},
+		"selector":             {clusterOf(zoned), newPodObject("p", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{zone: "b"} }), "b1"},
+		"selects none":         {clusterOf(zoned), newPodObject("p", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{zone: "c"} }), "3 node(s) don't match the Pod's node selector"},
+		"by name":              {clusterOf(zoned), newPodObject("p", pinned("a2")), "a2"},
+		"prefers":              {clusterOf(zoned), newPodObject("p", prefers(zone, "b")), "b1"},
+		"port taken":           {clusterOf(nodes(newNode("a")), newPodObject("x", on("a"), hostPortOf(80, ""))), newPodObject("p", hostPortOf(80, "10.0.0.1")), "host ports"},
+		"other address":        {clusterOf(nodes(newNode("a")), newPodObject("x", on("a"), hostPortOf(80, "10.0.0.2"))), newPodObject("p", hostPortOf(80, "10.0.0.1")), "a"},
+		"near":                 {clusterOf(zoned, newPodObject("x", on("b1"), app("db"))), newPodObject("p", near("db", zone)), "b1"},
+		"near nobody":          {clusterOf(zoned), newPodObject("p", near("db", zone)), "3 node(s) are not near"},
+		"the first of many":    {clusterOf(zoned[:1]), newPodObject("p", app("db"), near("db", zone)), "a1"},
+		"far":                  {clusterOf(zoned, newPodObject("x", on("a1"), app("db"))), newPodObject("p", far("db", zone)), "b1"},
+		"far from all":         {clusterOf(zoned, newPodObject("x", on("a1"), app("db")), newPodObject("y", on("b1"), app("db"))), newPodObject("p", far("db", zone)), "3 node(s) are near Pods that the Pod's anti-affinity excludes"},
+		"kept far":             {clusterOf(zoned, newPodObject("x", on("a1"), far("web", zone))), newPodObject("p", app("web")), "b1"},
+		"other namespace":      {clusterOf(zoned[:1], newPodObject("x", on("a1"), app("db"), func(p *corev1.Pod) { p.Namespace = "other" })), newPodObject("p", far("db", zone)), "a1"},
+		"spread":               {clusterOf(zoned, newPodObject("x", on("a1"), app("w"))), newPodObject("p", app("w"), spreadOver(zone, 1, corev1.DoNotSchedule)), "b1"},
+		"spread, no label":     {clusterOf(nodes(newNode("a"))), newPodObject("p", app("w"), spreadOver(zone, 1, corev1.DoNotSchedule)), "lack the label"},
+		"spread, too many":     {clusterOf(nodes(zoned[0], newNode("b1", label(zone, "b"), taint("k", "v", "NoSchedule"))), newPodObject("x", on("a1"), app("w"))), newPodObject("p", app("w"), spreadOver(zone, 1, corev1.DoNotSchedule)), "topology spread constraints"},
+		"spread if it can":     {clusterOf(zoned, newPodObject("x", on("b1"), app("w")), newPodObject("y", on("a1"), app("w"))), newPodObject("p", app("w"), spreadOver(corev1.LabelHostname, 1, corev1.ScheduleAnyway)), "a2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := c.cluster.Choose(c.pod, rand.New(rand.NewPCG(1, 2)))

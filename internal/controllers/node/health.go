@@ -47,11 +47,12 @@ func (c *Controller) monitor(ctx context.Context) {
 
 const coalesceDelay = 50 * time.Millisecond
 
-// changed has the nodes judged soon if one of them says that it is ready or not, which is not what its taints say: what waits for a new
-// node must not wait for the next round.
+// changed has the nodes judged soon if the taints of one are not what its conditions and spec.unschedulable say: what waits for a new node, or
+// must keep off one that takes no more Pods, must not wait for the next round.
 func (c *Controller) changed(node *corev1.Node) {
 	notReady := slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return slices.Contains(healthTaints, t.Key) })
-	if status := readiness(node); (status == corev1.ConditionTrue) != notReady || status == "" {
+	status := readiness(node)
+	if (status == "" || (status == corev1.ConditionTrue) != notReady) && sameTaints(node.Spec.Taints, withState(node.Spec.Taints, node)) {
 		return
 	}
 	select {
@@ -70,18 +71,23 @@ func (c *Controller) monitorAll(ctx context.Context) {
 		known[node.Name] = true
 	}
 	maps.DeleteFunc(c.health, func(name string, _ pulse) bool { return !known[name] })
+	failed := func(node *corev1.Node, err error) {
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Info("updating a node's state failed, retrying", "node", node.Name, "err", err)
+		}
+	}
 	if !c.canRenew(ctx) {
 		// Every node gets the whole grace period from the time on when it can renew its Lease again.
 		for name, p := range c.health {
 			p.at = c.Clock.Now()
 			c.health[name] = p
 		}
-		return
-	}
-	failed := func(node *corev1.Node, err error) {
-		if ctx.Err() == nil {
-			klog.FromContext(ctx).Info("updating a node's state failed, retrying", "node", node.Name, "err", err)
+		for _, node := range nodes {
+			if err := c.taintState(ctx, node); err != nil {
+				failed(node, err)
+			}
 		}
+		return
 	}
 	zones := map[string]zone{}
 	var judged []verdict
@@ -144,8 +150,8 @@ type verdict struct {
 	leased bool // it has, or had, a Lease
 }
 
-// judge finds out how a node is, and marks one Unknown whose Lease is too old. A node that never had a Lease is left alone: somebody else
-// keeps its status, or nobody does.
+// judge finds out how a node is, and marks one Unknown whose Lease is too old. The status of a node that never had a Lease is left alone: somebody
+// else keeps it, or nobody does.
 func (c *Controller) judge(ctx context.Context, node *corev1.Node) (verdict, error) {
 	now := c.Clock.Now()
 	last, known := c.health[node.Name]
@@ -178,7 +184,7 @@ func (c *Controller) settle(ctx context.Context, v verdict, z zone) error {
 		if v.status == corev1.ConditionTrue {
 			return c.taint(ctx, v, z) // every new Node bears the taint of one that is not ready
 		}
-		return nil
+		return c.taintState(ctx, v.node)
 	}
 	if err := c.taint(ctx, v, z); err != nil {
 		return err

@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"portal/internal/scheduler"
 )
 
 var healthTaints = []string{corev1.TaintNodeUnreachable, corev1.TaintNodeNotReady}
@@ -31,7 +33,7 @@ func (c *Controller) setIsolated(ctx context.Context, isolated bool) {
 	}
 }
 
-// taint puts the taints on a node that go with its readiness, and takes off the others of the kind.
+// taint puts the taints on a node that go with its readiness, conditions and spec.unschedulable, and takes off the others of the kind.
 func (c *Controller) taint(ctx context.Context, v verdict, z zone) error {
 	var key string
 	switch v.status {
@@ -56,20 +58,61 @@ func (c *Controller) taint(ctx context.Context, v verdict, z zone) error {
 	taints := slices.DeleteFunc(slices.Clone(node.Spec.Taints), func(t corev1.Taint) bool {
 		return slices.Contains(healthTaints, t.Key) && (t.Key != key || !slices.Contains(effects, t.Effect))
 	})
-	now := metav1.NewTime(c.Clock.Now())
-	for _, effect := range effects {
-		has := slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.Key == key && t.Effect == effect })
-		if key == "" || has {
-			continue
+	if key != "" {
+		for _, effect := range effects {
+			taints = with(taints, corev1.Taint{Key: key, Effect: effect})
 		}
-		taint := corev1.Taint{Key: key, Effect: effect}
-		if effect == corev1.TaintEffectNoExecute {
-			taint.TimeAdded = &now
-		}
-		taints = append(taints, taint)
 	}
-	if len(taints) == len(node.Spec.Taints) && slices.EqualFunc(taints, node.Spec.Taints, func(a, b corev1.Taint) bool { return a.MatchTaint(&b) }) {
+	if err := c.write(ctx, node, withState(taints, node)); err != nil {
+		return err
+	}
+	if first {
+		c.evicted[zoneOf(node)] = c.Clock.Now()
+	}
+	return nil
+}
+
+// taintState puts the taints on a node that go with its conditions and spec.unschedulable, and leaves those of its readiness alone.
+func (c *Controller) taintState(ctx context.Context, node *corev1.Node) error {
+	return c.write(ctx, node, withState(node.Spec.Taints, node))
+}
+
+// withState are taints with those that a node's conditions and spec.unschedulable amount to, and without the others of the kind.
+func withState(taints []corev1.Taint, node *corev1.Node) []corev1.Taint {
+	state := scheduler.StateTaints(node)
+	out := slices.DeleteFunc(slices.Clone(taints), func(t corev1.Taint) bool { return scheduler.IsStateTaint(t) && !contains(state, t) })
+	for _, taint := range state {
+		out = with(out, taint)
+	}
+	return out
+}
+
+// with are taints with another one, if it is not among them.
+func with(taints []corev1.Taint, taint corev1.Taint) []corev1.Taint {
+	if contains(taints, taint) {
+		return taints
+	}
+	return append(taints, taint)
+}
+
+func contains(taints []corev1.Taint, taint corev1.Taint) bool {
+	return slices.ContainsFunc(taints, func(t corev1.Taint) bool { return t.MatchTaint(&taint) })
+}
+
+func sameTaints(a, b []corev1.Taint) bool {
+	return slices.EqualFunc(a, b, func(a, b corev1.Taint) bool { return a.MatchTaint(&b) })
+}
+
+// write gives a node its taints, if they are others than it has.
+func (c *Controller) write(ctx context.Context, node *corev1.Node, taints []corev1.Taint) error {
+	if sameTaints(taints, node.Spec.Taints) {
 		return nil
+	}
+	now := metav1.NewTime(c.Clock.Now())
+	for i := range taints {
+		if !contains(node.Spec.Taints, taints[i]) {
+			taints[i].TimeAdded = &now
+		}
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion},
@@ -79,9 +122,7 @@ func (c *Controller) taint(ctx context.Context, v verdict, z zone) error {
 		return err
 	}
 	// A merge patch replaces the list, and the resourceVersion sees to it that nobody else's taint is lost.
-	if _, err = c.Client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err == nil && first {
-		c.evicted[zoneOf(node)] = now.Time
-	}
+	_, err = c.Client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
 }
 
