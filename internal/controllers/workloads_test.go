@@ -2,6 +2,7 @@ package controllers_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 )
 
@@ -88,6 +90,51 @@ func TestManyReplicas(t *testing.T) {
 	if n := len(w.podsWith("app=web")); n != 25 {
 		t.Errorf("later %d Pods", n)
 	}
+}
+
+// TestPodsThatFailAtOnce: a set whose Pods are all rejected tries less and less often, and says so. It still creates what it is scaled to.
+func TestPodsThatFailAtOnce(t *testing.T) {
+	w := newWorld(t)
+	w.run("replicaset")
+	w.addReplicaSet("web", 2)
+	reject := func() {
+		t.Helper()
+		for _, pod := range w.podsWith("app=web") {
+			if pod.Status.Phase == corev1.PodFailed {
+				continue
+			}
+			_, err := w.client.CoreV1().Pods(w.namespace).Patch(w.ctx(), pod.Name, types.MergePatchType, []byte(`{"status":{"phase":"Failed","reason":"Evicted"}}`), metav1.PatchOptions{}, "status")
+			w.must(err)
+		}
+	}
+	w.eventually(20*time.Second, func() string {
+		reject()
+		events, err := w.client.CoreV1().Events(w.namespace).List(w.ctx(), metav1.ListOptions{FieldSelector: "reason=FailedPodBackoff,involvedObject.kind=ReplicaSet,involvedObject.name=web"})
+		w.must(err)
+		for _, e := range events.Items {
+			if strings.Contains(e.Message, "(Evicted)") && strings.HasSuffix(e.Message, " 2s") {
+				return ""
+			}
+		}
+		return fmt.Sprintf("%d Events, %d Pods", len(events.Items), len(w.podsWith("app=web")))
+	})
+	if n := len(w.podsWith("app=web")); n > 10 {
+		t.Errorf("%d Pods", n)
+	}
+	_, err := w.client.AppsV1().ReplicaSets(w.namespace).Patch(w.ctx(), "web", types.MergePatchType, []byte(`{"spec":{"replicas":5}}`), metav1.PatchOptions{})
+	w.must(err)
+	w.eventually(20*time.Second, func() string {
+		active := 0
+		for _, pod := range w.podsWith("app=web") {
+			if pod.Status.Phase != corev1.PodFailed {
+				active++
+			}
+		}
+		if active != 5 {
+			return fmt.Sprintf("%d Pods of 5 have not failed", active)
+		}
+		return ""
+	})
 }
 
 // TestCollision: a ReplicaSet of somebody else has the name that a Deployment's should have.

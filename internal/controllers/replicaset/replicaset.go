@@ -43,8 +43,9 @@ type Deps struct {
 // Controller creates and deletes Pods.
 type Controller struct {
 	workload.Reconciler[*appsv1.ReplicaSet, *corev1.Pod]
-	deps    Deps
-	control workload.Pods
+	deps     Deps
+	control  workload.Pods
+	failures workload.Failures
 	// object is what Events about a set are about.
 	object func(*appsv1.ReplicaSet) runtime.Object
 }
@@ -75,7 +76,7 @@ func NewReplicationController(deps Deps) (*Controller, error) {
 func newController(deps Deps, name string, owners workload.Owners[*appsv1.ReplicaSet], object func(*appsv1.ReplicaSet) runtime.Object) (*Controller, error) {
 	c := &Controller{deps: deps, object: object}
 	c.Owners, c.Dependents = owners, workload.PodsOf[*appsv1.ReplicaSet](deps.Client, deps.Pods)
-	c.Owners.Informer = deps.Sets
+	c.Owners.Informer, c.Owners.Gone = deps.Sets, c.failures.Forget
 	c.Owners.Selector = func(set *appsv1.ReplicaSet) *metav1.LabelSelector { return set.Spec.Selector }
 	c.Dependents.Fit = func(_ *appsv1.ReplicaSet, pod *corev1.Pod) bool { return workload.Active(pod) }
 	c.Workers, c.Sync = deps.Workers, c.sync
@@ -97,15 +98,16 @@ func (c *Controller) sync(ctx context.Context, w workload.Work[*appsv1.ReplicaSe
 			ending = append(ending, pod)
 		}
 	}
+	var due time.Duration
 	var managing error
 	if set.DeletionTimestamp == nil {
-		managing = c.manage(ctx, w.Key, set, active)
+		due, managing = c.manage(ctx, w, active)
 	}
 	status, again := Status(set, active, len(ending), managing, c.deps.Clock.Now())
 	if err := c.report(ctx, set, status); err != nil {
 		return queue.Result{}, err
 	}
-	return queue.Result{Again: again}, managing
+	return queue.Result{Again: workload.Sooner(again, due)}, managing
 }
 
 // report writes a status if it is another one.
@@ -122,27 +124,32 @@ func (c *Controller) report(ctx context.Context, set *appsv1.ReplicaSet, status 
 	return err
 }
 
-// manage creates or deletes what is missing or too much.
-func (c *Controller) manage(ctx context.Context, key queue.Key, set *appsv1.ReplicaSet, active []*corev1.Pod) error {
-	wanted := 0
+// manage creates or deletes what is missing or too much. The time is when more Pods may be created: those that failed at once are not replaced at
+// once.
+func (c *Controller) manage(ctx context.Context, w workload.Work[*appsv1.ReplicaSet, *corev1.Pod], active []*corev1.Pod) (time.Duration, error) {
+	key, set, wanted := w.Key, w.Owner, 0
 	if set.Spec.Replicas != nil {
 		wanted = int(*set.Spec.Replicas)
 	}
 	object := c.object(set)
-	if missing := min(wanted-len(active), burst); missing > 0 {
+	if missing := wanted - len(active); missing > 0 {
+		wait := c.failures.Wait(key, set, w.Own, c.deps.Clock.Now())
+		if wait.Cause != nil {
+			c.deps.Recorder.Event(object, corev1.EventTypeWarning, workload.Backoff, wait.Message())
+		}
 		ref := metav1.NewControllerRef(set, c.Owners.Kind)
-		_, err := workload.SlowStart(missing, func(int) error {
+		_, err := workload.SlowStart(min(missing-len(wait.Held), burst), func(int) error {
 			_, err := c.control.Create(ctx, key, object, workload.NewPod(&set.Spec.Template, set, ref))
 			return err
 		})
-		return err
+		return wait.Left, err
 	}
 	extra := min(len(active)-wanted, burst)
 	if extra <= 0 {
-		return nil
+		return 0, nil
 	}
 	gone := workload.FirstToGo(active, c.related(set, active), c.deps.Clock.Now())[:extra]
-	return workload.Together(gone, func(pod *corev1.Pod) error {
+	return 0, workload.Together(gone, func(pod *corev1.Pod) error {
 		return c.control.Delete(ctx, key, object, pod)
 	})
 }

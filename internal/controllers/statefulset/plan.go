@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"portal/internal/controllers/workload"
@@ -22,7 +23,9 @@ type State struct {
 	// Current and Update are the names of the revisions that Pods have, and are to get.
 	Current, Update string
 	Collisions      *int32
-	Now             time.Time
+	// Held are failed Pods that are not to be replaced by the same yet.
+	Held map[types.UID]bool
+	Now  time.Time
 }
 
 // Plan is what to do about it now. When what was written is seen, the next plan follows.
@@ -191,7 +194,7 @@ func (p *planner) fill() bool {
 		case pod == nil:
 			p.plan.Create = append(p.plan.Create, Create{at.ordinal, p.revision(at.ordinal)})
 		case workload.Finished(pod):
-			if pod.DeletionTimestamp == nil {
+			if pod.DeletionTimestamp == nil && !(p.Held[pod.UID] && revisionOf(pod) == p.revision(at.ordinal)) {
 				p.plan.Delete = append(p.plan.Delete, pod) // its name is needed for the next one
 			}
 		case p.ordered && !p.available(pod):

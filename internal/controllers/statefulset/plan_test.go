@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
@@ -26,6 +27,7 @@ type world struct {
 	set     *appsv1.StatefulSet
 	pods    map[string]*corev1.Pod
 	update  string
+	held    map[types.UID]bool
 	created []string // in order
 	now     time.Time
 }
@@ -48,7 +50,7 @@ func (w *world) step() Plan {
 	if current == "" {
 		current = w.update
 	}
-	plan := Decide(State{Set: w.set, Pods: slices.Collect(maps.Values(w.pods)), Current: current, Update: w.update, Now: w.now})
+	plan := Decide(State{Set: w.set, Pods: slices.Collect(maps.Values(w.pods)), Current: current, Update: w.update, Held: w.held, Now: w.now})
 	w.set = w.set.DeepCopy()
 	w.set.Status = plan.Status
 	for _, pod := range plan.Delete {
@@ -217,6 +219,28 @@ func TestFailedIsReplaced(t *testing.T) {
 	w.settle(t)
 	if !running(w.pods["web-0"]) {
 		t.Error("it was not replaced")
+	}
+}
+
+// TestHeld: a failed Pod that is to wait does, but not for a change of the template, nor if it is not wanted any more.
+func TestHeld(t *testing.T) {
+	for name, c := range map[string]struct {
+		change  func(*world)
+		deleted bool
+	}{
+		"the same again": {func(*world) {}, false},
+		"a new template": {func(w *world) { w.update = "r2" }, true},
+		"scaled down":    {func(w *world) { w.set.Spec.Replicas = ptr.To[int32](0) }, true},
+	} {
+		w := newWorld(1, nil)
+		w.settle(t)
+		failed := w.pods["web-0"].DeepCopy()
+		failed.UID, failed.Status.Phase = "failed", corev1.PodFailed
+		w.pods["web-0"], w.held = failed, map[types.UID]bool{"failed": true}
+		c.change(w)
+		if plan := w.step(); (len(plan.Delete) == 1) != c.deleted {
+			t.Errorf("%s: deleted %d", name, len(plan.Delete))
+		}
 	}
 }
 

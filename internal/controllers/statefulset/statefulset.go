@@ -44,6 +44,7 @@ type Controller struct {
 	workload.Reconciler[*appsv1.StatefulSet, *corev1.Pod]
 	deps      Deps
 	control   workload.Pods
+	failures  workload.Failures
 	revisions *writes.Tracker
 }
 
@@ -56,6 +57,7 @@ func New(deps Deps) (*Controller, error) {
 			return deps.Client.AppsV1().StatefulSets(namespace)
 		},
 		Selector: func(set *appsv1.StatefulSet) *metav1.LabelSelector { return set.Spec.Selector },
+		Gone:     c.failures.Forget,
 	}
 	c.Dependents = workload.PodsOf[*appsv1.StatefulSet](deps.Client, deps.Pods)
 	named := func(set *appsv1.StatefulSet, pod *corev1.Pod) bool { return Ordinal(set.Name, pod.Name) >= 0 }
@@ -97,7 +99,12 @@ func (c *Controller) sync(ctx context.Context, w work) (queue.Result, error) {
 			current = r
 		}
 	}
-	plan := Decide(State{Set: set, Pods: w.Own, Current: current.Name, Update: update.Name, Collisions: collisions, Now: c.deps.Clock.Now()})
+	now := c.deps.Clock.Now()
+	wait := c.failures.Wait(w.Key, set, w.Own, now)
+	if wait.Cause != nil {
+		c.deps.Recorder.Event(set, corev1.EventTypeWarning, workload.Backoff, wait.Message())
+	}
+	plan := Decide(State{Set: set, Pods: w.Own, Current: current.Name, Update: update.Name, Collisions: collisions, Held: wait.Held, Now: now})
 	failed := c.carryOut(ctx, w.Key, set, plan, map[string]*appsv1.ControllerRevision{current.Name: current, update.Name: update})
 	if err := c.report(ctx, w.Key, set, plan.Status); err != nil {
 		return queue.Result{}, err
@@ -109,7 +116,7 @@ func (c *Controller) sync(ctx context.Context, w work) (queue.Result, error) {
 	for _, pod := range w.Own {
 		used[revisionOf(pod)] = true
 	}
-	return queue.Result{Again: plan.Again}, history.Trim(ctx, revisions, set.Spec.RevisionHistoryLimit, used)
+	return queue.Result{Again: workload.Sooner(plan.Again, wait.Left)}, history.Trim(ctx, revisions, set.Spec.RevisionHistoryLimit, used)
 }
 
 func (c *Controller) carryOut(ctx context.Context, key queue.Key, set *appsv1.StatefulSet, plan Plan, revisions map[string]*appsv1.ControllerRevision) error {
