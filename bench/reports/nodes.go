@@ -33,6 +33,9 @@ type nodes struct {
 
 var parts = []string{reports.Proxy, reports.DNS, reports.Agent}
 
+// between is the time between the starts of two nodes: this is not about how a server takes a thousand at once, on the same two processors.
+const between = 40 * time.Millisecond
+
 // startNodes has every node watch what a proxy watches and publish the reports of its parts; and endpoints change.
 func startNodes(ctx context.Context, c *cluster) (*nodes, error) {
 	watching, endWatches := context.WithCancel(ctx)
@@ -43,11 +46,20 @@ func startNodes(ctx context.Context, c *cluster) (*nodes, error) {
 		if err != nil {
 			return n, err // stop ends those that have started
 		}
+		after := time.Duration(i) * between
 		for _, path := range []string{"/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"} {
-			n.watching.Go(func() { n.watch(watching, client, path) })
+			n.watching.Go(func() {
+				if wait(watching, after) {
+					n.watch(watching, client, path)
+				}
+			})
 		}
 		for _, part := range parts {
-			n.reporting.Go(func() { n.publish(ctx, config, nodeName(i), part) })
+			n.reporting.Go(func() {
+				if wait(ctx, after) {
+					n.publish(ctx, config, nodeName(i), part)
+				}
+			})
 		}
 	}
 	n.reporting.Go(func() { n.churn(ctx) })

@@ -160,6 +160,8 @@ func (p *Publisher) failed(now time.Time, err error) {
 	case errors.Is(err, errNoDefinition) || apierrors.IsForbidden(err):
 		wait, log = denied, p.Log.Info
 	default:
+		// Spread over nodes: those that failed together, because the server has too much to do, do not all come back together.
+		wait = wait/2 + time.Duration(p.pace.Jitter*float64(wait))
 		p.backoff = min(2*p.backoff, maxBackoff)
 	}
 	if reason := err.Error(); reason != p.reported {

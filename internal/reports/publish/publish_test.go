@@ -64,3 +64,47 @@ func TestDeletedReportComesBack(t *testing.T) {
 		t.Errorf("created %d times after somebody deleted it, want twice", made)
 	}
 }
+
+// TestBackoffIsSpread: parts whose writes failed together do not come back together.
+func TestBackoffIsSpread(t *testing.T) {
+	tries := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Path == "/api/v1/nodes" {
+			fmt.Fprint(w, `{"items":[{"metadata":{"name":"n","uid":"u"}}]}`)
+			return
+		}
+		tries++
+		w.WriteHeader(http.StatusInternalServerError)
+		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError","code":500}`)
+	}))
+	defer server.Close()
+	waits := map[int]bool{}
+	for i := range 20 {
+		clock := clocktesting.NewFakeClock(time.Unix(1_000_000, 0))
+		p, err := New(Options{
+			Config: &rest.Config{Host: server.URL}, Node: fmt.Sprintf("node-%d", i), Part: reports.Proxy, Clock: clock, Log: slog.New(slog.DiscardHandler),
+			Status: func() reports.Status { return reports.Status{State: reports.Running} }, Pacing: reports.Pacing{Burst: 1, Refresh: time.Hour},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tries = 0
+		var failed []int
+		for second := range 60 {
+			clock.Step(time.Second)
+			if before := tries; len(failed) < 3 {
+				if p.step(t.Context()); tries > before {
+					failed = append(failed, second)
+				}
+			}
+		}
+		if len(failed) < 3 {
+			t.Fatalf("node-%d tried at %v", i, failed)
+		}
+		waits[failed[2]-failed[1]] = true // of 10 s on average
+	}
+	if len(waits) < 5 {
+		t.Errorf("20 nodes wait for one of %v seconds", waits)
+	}
+}
