@@ -112,7 +112,7 @@ export function Trace({ detail, place }: { detail: Detail; place: Place }) {
       </p>
       <div role="status">
         {answer && answer.shape !== shape(detail) && (
-          <p class="banner note">
+          <p class="banner note old">
             The Service has changed since this was worked out.{" "}
             <button type="button" disabled={busy} onClick={() => run(asked)}>
               Trace again
