@@ -71,8 +71,8 @@ func TestCordonTaints(t *testing.T) {
 	r.refresh()
 	r.expect("n", "True node.kubernetes.io/unschedulable:NoSchedule pod=true")
 	node := r.change("n", func(n *corev1.Node) { n.Spec.Unschedulable = false })
-	if added := node.Spec.Taints[0].TimeAdded; added == nil || !added.Time.Equal(r.clock.Now()) {
-		t.Errorf("added at %v", added)
+	if taints := node.Spec.Taints; len(taints) != 1 || taints[0].TimeAdded == nil || !taints[0].TimeAdded.Time.Equal(r.clock.Now()) {
+		t.Errorf("%v: without the time when it was added", taints)
 	}
 	r.refresh()
 	r.expect("n", "True pod=true")
@@ -110,7 +110,7 @@ func TestOthersTaintsBesideConditions(t *testing.T) {
 	r.expect("n", "True mine:NoSchedule node.kubernetes.io/disk-pressure:NoExecute pod=true")
 }
 
-// TestPressureOfALostNode: what a node said about its disk is out of date when it is silent; about the network others may know more.
+// TestPressureOfALostNode: what a node said about its disk is out of date when it has stopped reporting; about the network others may know more.
 func TestPressureOfALostNode(t *testing.T) {
 	r := newRig(t)
 	r.addNode("n", corev1.ConditionTrue)

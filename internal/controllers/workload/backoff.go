@@ -92,7 +92,7 @@ func (b *podBackoff) next(own []*corev1.Pod, now time.Time) Wait {
 	var wait Wait
 	due := map[types.UID]time.Time{}
 	for _, pod := range own {
-		// Who deletes a failed Pod wants another one now.
+		// Somebody who deletes a failed Pod wants another one now.
 		if pod.Status.Phase != corev1.PodFailed || pod.DeletionTimestamp != nil {
 			continue
 		}
