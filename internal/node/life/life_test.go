@@ -297,11 +297,19 @@ func TestActiveDeadline(t *testing.T) {
 	w.want("0s sandbox", "0s a started", "20s event DeadlineExceeded", "20s event Killing", "20s a SIGTERM", "25s a SIGKILL", "25s a ended", "25s sandbox stopped")
 }
 
+// TestRejected: no container of the Pod is said to wait for anything, also when the node looks at it again.
 func TestRejected(t *testing.T) {
-	w := newWorld(t, corev1.PodSpec{Containers: named("a")}, nil)
-	d := w.life.Next(Input{Pod: w.pod, Observed: w.seen, Now: w.now, Reject: &Rejection{"OutOfpods", "too many"}})
-	if len(d.Actions) != 0 || d.Status.Phase != corev1.PodFailed || d.Status.Reason != "OutOfpods" || d.Status.Message != "too many" {
-		t.Errorf("%+v", d)
+	w := newWorld(t, corev1.PodSpec{Containers: named("a"), InitContainers: named("b")}, nil)
+	for _, why := range []*Rejection{{"OutOfpods", "too many"}, nil} {
+		d := w.life.Next(Input{Pod: w.pod, Observed: w.seen, Now: w.now, Reject: why})
+		if len(d.Actions) != 0 || d.Status.Phase != corev1.PodFailed || len(d.Status.ContainerStatuses)+len(d.Status.InitContainerStatuses) != 0 {
+			t.Errorf("%+v", d)
+		}
+		if d.Status.Reason != "OutOfpods" || d.Status.Message != "too many" {
+			t.Errorf("reason %q: %q", d.Status.Reason, d.Status.Message)
+		}
+		w.pod = w.pod.DeepCopy()
+		w.pod.Status = d.Status
 	}
 }
 

@@ -30,8 +30,10 @@ func (s *step) status() corev1.PodStatus {
 			out.PodIPs = append(out.PodIPs, corev1.PodIP{IP: a.String()})
 		}
 	}
-	out.InitContainerStatuses = s.containers(pod.Spec.InitContainers, true)
-	out.ContainerStatuses = s.containers(pod.Spec.Containers, false)
+	if !s.neverRan() {
+		out.InitContainerStatuses = s.containers(pod.Spec.InitContainers, true)
+		out.ContainerStatuses = s.containers(pod.Spec.Containers, false)
+	}
 	out.Phase = s.phase()
 	out.Reason, out.Message = "", ""
 	if s.ending != nil {
@@ -39,6 +41,12 @@ func (s *step) status() corev1.PodStatus {
 	}
 	s.conditions(&out)
 	return out
+}
+
+// neverRan says that the Pod was rejected: its containers wait for nothing, and what kubectl shows of it is why.
+func (s *step) neverRan() bool {
+	was := &s.Input.Pod.Status
+	return (s.Reject != nil || terminal(was.Phase)) && len(was.ContainerStatuses) == 0 && len(s.Observed.Runs) == 0
 }
 
 func first(list []netip.Addr) string {
