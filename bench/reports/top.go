@@ -131,8 +131,8 @@ func floodFrom(ctx context.Context, m *lab.Machine, to netip.AddrPort, rate int)
 	if _, err := m.Exec(ctx, "ip", "route", "add", "local", floodRange, "dev", "lo"); err != nil {
 		return err
 	}
-	// The kernel keeps 262,144 connections by default: with UDP's usual 30 s there would be more.
-	if err := m.Do(func() error { return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", []byte("5"), 0) }); err != nil {
+	// All get the node's address and one of its 64,000 ports on the way, which must be free again before they are used up.
+	if err := m.Do(func() error { return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", []byte("2"), 0) }); err != nil {
 		return err
 	}
 	own, err := os.Executable()
@@ -146,6 +146,9 @@ func floodFrom(ctx context.Context, m *lab.Machine, to netip.AddrPort, rate int)
 	}
 	return nil
 }
+
+// programmed is how long a proxy may take for a new Service.
+const programmed = 10 * time.Second
 
 // floodRange is where connections come from.
 const floodRange = "10.1.0.0/16"
@@ -173,7 +176,11 @@ func flood(ctx context.Context, address string, rate int) error {
 			for left := messages; len(left) > 0; {
 				n, err := packets.WriteBatch(left, 0)
 				if err != nil && made == 0 {
-					return errors.Join(fmt.Errorf("send to %s: %w", to, err), conn.Close())
+					if time.Since(began) > programmed {
+						return errors.Join(fmt.Errorf("send to %s: %w", to, err), conn.Close())
+					}
+					time.Sleep(programmed / 100)
+					continue
 				}
 				left, made = left[max(n, 1):], made+max(n, 0)
 			}
