@@ -169,6 +169,7 @@ func (g *gatherer) lists(ctx context.Context) {
 		func() {
 			list(ctx, g, "endpoints", g.Namespace, func(n string, o metav1.ListOptions) (*corev1.EndpointsList, error) {
 				o.LabelSelector = handmadeEndpoints
+				fromCache(&o)
 				return c.CoreV1().Endpoints(n).List(ctx, o)
 			}, func(l *corev1.EndpointsList) { e.Endpoints = append(e.Endpoints, l.Items...) })
 		},
@@ -185,6 +186,7 @@ func (g *gatherer) lists(ctx context.Context) {
 				if g.ObjectsOnly {
 					n = metav1.NamespaceSystem // nodes' are many, and only tell people when a node last reported
 				}
+				fromCache(&o)
 				return c.CoordinationV1().Leases(n).List(ctx, o)
 			}, func(l *coordinationv1.LeaseList) { e.Leases = append(e.Leases, l.Items...) })
 		},
@@ -279,6 +281,14 @@ func list[L lister](ctx context.Context, g *gatherer, resource, namespace string
 		if o.Continue = page.GetContinue(); o.Continue == "" {
 			return
 		}
+	}
+}
+
+// fromCache has the server answer with what it has at hand, for what is much to read, of which few are wanted, or which is not of this moment anyway. What
+// it has at hand is milliseconds old.
+func fromCache(o *metav1.ListOptions) {
+	if o.Continue == "" {
+		o.ResourceVersion = "0"
 	}
 }
 

@@ -17,7 +17,9 @@ func (g *gatherer) reports(ctx context.Context) {
 	next := ""
 	for ctx.Err() == nil {
 		request := api.Get().AbsPath(reports.APIPath).SetHeader("Accept", "application/json").Param("limit", strconv.Itoa(pageSize))
-		if next != "" {
+		if next == "" {
+			request = request.Param("resourceVersion", "0") // from the server's cache: they are minutes old
+		} else {
 			request = request.Param("continue", next)
 		}
 		data, err := request.Do(ctx).Raw()
