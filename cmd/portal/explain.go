@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -184,28 +182,4 @@ func (o *explainOptions) gather(cmd *cobra.Command, options gather.Options) (*ex
 	defer cancel()
 	options.Config = config
 	return gather.Gather(ctx, options)
-}
-
-// compressUnlessHere asks a server of this machine for answers as they are: to compress and expand a long list takes longer than all else, and there is
-// no network that it would relieve.
-func compressUnlessHere(config *rest.Config) {
-	if base, _, err := rest.DefaultServerUrlFor(config); err == nil && here(base.Hostname()) {
-		config.DisableCompression = true
-	}
-}
-
-// here says whether a host is this machine, as far as that is known without asking anybody.
-func here(host string) bool {
-	addr, err := netip.ParseAddr(host)
-	if err != nil {
-		return host == "localhost"
-	}
-	if addr = addr.Unmap(); addr.IsLoopback() {
-		return true
-	}
-	own, _ := net.InterfaceAddrs() // without them it is another machine
-	return slices.ContainsFunc(own, func(a net.Addr) bool {
-		prefix, err := netip.ParsePrefix(a.String())
-		return err == nil && prefix.Addr().Unmap() == addr
-	})
 }

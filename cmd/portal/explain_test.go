@@ -1,12 +1,8 @@
 package main
 
 import (
-	"net"
-	"net/netip"
 	"strings"
 	"testing"
-
-	"k8s.io/client-go/rest"
 
 	"portal/internal/explain"
 )
@@ -45,29 +41,6 @@ func TestExplainUsage(t *testing.T) {
 		var out strings.Builder
 		if code := run(t.Context(), strings.Fields(args), &out); code != 2 || !strings.Contains(out.String(), want) || strings.Count(out.String(), "\n") != 1 {
 			t.Errorf("%s: exit status %d: %s\nwant 2 with %q", args, code, out.String(), want)
-		}
-	}
-}
-
-// TestHere: a server of this machine is recognized by its address, and nobody is asked about names.
-func TestHere(t *testing.T) {
-	for host, want := range map[string]bool{"127.0.0.1": true, "::1": true, "127.8.9.10": true, "localhost": true, "192.0.2.1": false, "2001:db8::1": false, "api.example.com": false, "": false} {
-		if here(host) != want {
-			t.Errorf("here(%q) is %v, want %v", host, !want, want)
-		}
-		config := &rest.Config{Host: "https://" + net.JoinHostPort(host, "6443")}
-		compressUnlessHere(config)
-		if config.DisableCompression != want {
-			t.Errorf("answers of %s: compression is off: %v, want %v", config.Host, !want, want)
-		}
-	}
-	own, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, a := range own {
-		if prefix := netip.MustParsePrefix(a.String()); !here(prefix.Addr().String()) {
-			t.Errorf("%s is an address of this machine", prefix.Addr())
 		}
 	}
 }

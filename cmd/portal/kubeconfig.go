@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,6 +60,30 @@ func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
 		return nil, fmt.Errorf("--kubeconfig %s: %w", cmp.Or(rules.ExplicitPath, "(default)"), err)
 	}
 	return config, nil
+}
+
+// compressUnlessHere asks a server of this machine for answers as they are: to compress and expand a long list takes longer than all else, and there is
+// no network that it would relieve.
+func compressUnlessHere(config *rest.Config) {
+	if base, _, err := rest.DefaultServerUrlFor(config); err == nil && here(base.Hostname()) {
+		config.DisableCompression = true
+	}
+}
+
+// here says whether a host is this machine, as far as that is known without asking anybody.
+func here(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return host == "localhost"
+	}
+	if addr = addr.Unmap(); addr.IsLoopback() {
+		return true
+	}
+	own, _ := net.InterfaceAddrs() // without them it is another machine
+	return slices.ContainsFunc(own, func(a net.Addr) bool {
+		prefix, err := netip.ParsePrefix(a.String())
+		return err == nil && prefix.Addr().Unmap() == addr
+	})
 }
 
 // missing says that none of the files of $KUBECONFIG is there.

@@ -2,8 +2,10 @@ package main
 
 import (
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -50,6 +52,29 @@ func TestReachable(t *testing.T) {
 		err := reachable(t.Context(), &rest.Config{Host: server.URL}, time.Minute)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), server.URL)) {
 			t.Errorf("status %d: %v, want %q", status, err, want)
+		}
+	}
+}
+
+// TestHere: a server of this machine is recognized by its address, and nobody is asked about names.
+func TestHere(t *testing.T) {
+	for host, want := range map[string]bool{"127.0.0.1": true, "::1": true, "127.8.9.10": true, "localhost": true, "192.0.2.1": false, "2001:db8::1": false, "api.example.com": false, "": false} {
+		if here(host) != want {
+			t.Errorf("here(%q) is %v, want %v", host, !want, want)
+		}
+		config := &rest.Config{Host: "https://" + net.JoinHostPort(host, "6443")}
+		compressUnlessHere(config)
+		if config.DisableCompression != want {
+			t.Errorf("answers of %s: compression is off: %v, want %v", config.Host, !want, want)
+		}
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range own {
+		if prefix := netip.MustParsePrefix(a.String()); !here(prefix.Addr().String()) {
+			t.Errorf("%s is an address of this machine", prefix.Addr())
 		}
 	}
 }

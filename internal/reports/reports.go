@@ -182,7 +182,7 @@ func shorten(text string) string {
 }
 
 // NoManagers, as a report's managed fields in an update, has the API server keep none from then on: each report has one writer, and to find out which
-// fields an update has changed takes the server as long as all else that it does for it.
+// fields an update has changed is a fifth of what the update costs the server.
 func NoManagers() []metav1.ManagedFieldsEntry { return []metav1.ManagedFieldsEntry{{}} }
 
 // Parse reads a report.
