@@ -114,9 +114,7 @@ func (c *Controller) sync(ctx context.Context) (queue.Result, error) {
 	case apierrors.IsNotFound(err) && len(nodes) == 0:
 		return c.write(ctx, nil)
 	case apierrors.IsNotFound(err):
-		if err := c.create(ctx); err != nil {
-			return queue.Result{}, err
-		}
+		return queue.Result{}, c.create(ctx) // the watch brings it, and with it the families of its slices
 	case err != nil:
 		return queue.Result{}, err
 	case len(svc.Spec.Selector) > 0:

@@ -133,3 +133,30 @@ func TestController(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestCreated: the round that creates kube-dns has not seen it yet, and leaves its slices to the next.
+func TestCreated(t *testing.T) {
+	client := fake.NewClientset()
+	factory := informers.NewSharedInformerFactory(client, 0)
+	c, err := New(Deps{
+		Client: client, Nodes: factory.Core().V1().Nodes().Informer(), Services: factory.Core().V1().Services().Informer(),
+		Slices: factory.Discovery().V1().EndpointSlices().Informer(), Ranges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Nodes.GetIndexer().Add(node("a", "10.244.1.0/24", "10.244.1.1", corev1.ConditionTrue)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time it is there already
+		if _, err := c.sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := client.CoreV1().Services(metav1.NamespaceSystem).Get(t.Context(), clusterdns.ServiceName, metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	if list, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+		t.Errorf("%d slices, %v", len(list.Items), err)
+	}
+}
