@@ -21,6 +21,7 @@ func TestLoadMeter(t *testing.T) {
 			t.Fatalf("while requests wait: %v, want %v", seen, want)
 		}
 		time.Sleep(waitingFor)
+		synctest.Wait()
 		if last := seen[len(seen)-1]; len(seen) != 3 || last.Waiting {
 			t.Errorf("after the last one: %v, want one report more, that none waits", seen)
 		}

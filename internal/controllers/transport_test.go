@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"testing/synctest"
@@ -148,10 +149,13 @@ func TestARestoredServerIsNoticed(t *testing.T) {
 
 func TestHealthTellsInformersThatFailForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		broken := map[string]int{"/api/v1/pods": http.StatusGatewayTimeout, "/apis/example.com/v1/removed": http.StatusNotFound}
+		var mended atomic.Bool
 		server := serverFunc(func(req *http.Request) (*http.Response, error) {
-			if status := broken[req.URL.Path]; status != 0 {
-				return answer(status), nil
+			switch {
+			case req.URL.Path == "/apis/example.com/v1/removed":
+				return answer(http.StatusNotFound), nil
+			case req.URL.Path == "/api/v1/pods" && !mended.Load():
+				return answer(http.StatusGatewayTimeout), nil
 			}
 			return answer(http.StatusOK), nil
 		})
@@ -169,7 +173,7 @@ func TestHealthTellsInformersThatFailForLong(t *testing.T) {
 		if got := health.Problems(); len(got) != 1 || !strings.Contains(got[0], "/api/v1/pods has been failing for 4") {
 			t.Errorf("after 40 s: %q", got)
 		}
-		delete(broken, "/api/v1/pods")
+		mended.Store(true)
 		time.Sleep(2 * time.Second)
 		if got := health.Problems(); len(got) != 0 {
 			t.Errorf("when it works again: %q", got)

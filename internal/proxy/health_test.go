@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -75,11 +76,12 @@ func TestHealth(t *testing.T) {
 
 // TestHealthOfTheNetwork: a node on which packets are lost gets none from balancers, and its proxy is not restarted for it.
 func TestHealthOfTheNetwork(t *testing.T) {
-	problems := []hostnet.Problem{}
+	var problems atomic.Pointer[[]hostnet.Problem]
+	problems.Store(&[]hostnet.Problem{})
 	in(t, func(o *Options) {
 		o.Network = func(n hostnet.Needs) []hostnet.Problem {
 			if n.Forward4 {
-				return problems
+				return *problems.Load()
 			}
 			return nil
 		}
@@ -106,7 +108,7 @@ func TestHealthOfTheNetwork(t *testing.T) {
 			{[]hostnet.Problem{{Message: "rp_filter is strict"}}, "200 200 "},
 			{nil, "200 200 "},
 		} {
-			problems = c.found
+			problems.Store(&c.found)
 			w.after(networkInterval)
 			if got := codes(); got != c.want {
 				w.Errorf("%v: /healthz and /livez answer %s, want %s", c.found, got, c.want)
