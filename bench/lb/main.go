@@ -31,7 +31,7 @@ func main() {
 	log.SetFlags(0)
 	var o options
 	var s serving
-	flag.StringVar(&o.subjects, "subjects", "nginx,HAProxy,Caddy,ReverseProxy,Portal", "whom to measure")
+	flag.StringVar(&o.subjects, "subjects", "nginx,HAProxy,Caddy,ReverseProxy,GoTLS,Portal", "whom to measure")
 	flag.StringVar(&o.caddy, "caddy", ".cache/peers/caddy", "Caddy's binary; without it Caddy is left out")
 	flag.StringVar(&o.portal, "portal", ".cache/bin/portal", "Portal's binary, for a lab in which a balancer's address is compared with a node port; without it that is left out")
 	flag.IntVar(&o.seconds, "seconds", 4, "length of each measurement")
@@ -39,7 +39,7 @@ func main() {
 	flag.IntVar(&o.idle, "idle", 10_000, "idle connections whose memory is measured; 0: skip it")
 	flag.StringVar(&o.only, "only", "", "measure only situations with this text in their name, in any case")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the figures to")
-	flag.StringVar(&s.kind, "serve", "", "be a subject instead: portal or reverseproxy")
+	flag.StringVar(&s.kind, "serve", "", "be a subject instead: portal, reverseproxy or gotls")
 	flag.StringVar(&s.listen, "listen", "", "a subject's first address")
 	flag.StringVar(&s.endpoint, "endpoint", "", "a subject's endpoint")
 	flag.StringVar(&s.cert, "cert", "", "a subject's certificate")
@@ -55,8 +55,9 @@ func main() {
 }
 
 func run(ctx context.Context, o options, dir string) error {
-	b := &bench{options: o, dir: dir, ctx: ctx, report: report.New("lb", "Load balancer", []string{nginx, haproxy, caddy, reverseProxy}, []string{portal})}
+	b := &bench{options: o, dir: dir, ctx: ctx, report: report.New("lb", "Load balancer", []string{nginx, haproxy, caddy, reverseProxy, goTLS}, []string{portal})}
 	b.report.Note("Every subject has one thread, or GOMAXPROCS=1. Load is from wrk (one thread, %d connections) and h2load on the same machine; figures are for each second of the subject's own CPU time, medians of %d rounds.", connections, o.rounds)
+	b.report.Note("GoTLS is no balancer: it makes the handshake with Go's crypto/tls and answers by itself. With a connection for each request no balancer with that library does more.")
 	defer b.stop()
 	if err := b.start(strings.Split(o.subjects, ",")); err != nil {
 		return err

@@ -38,13 +38,13 @@ type situation struct {
 }
 
 var situations = []situation{
-	{name: "HTTP/1.1, kept connections", figure: requests, port: plainPort, load: wrk("http", "/")},
-	{name: "HTTP/1.1, a connection for each request", figure: requests, port: plainPort, load: wrk("http", "/", "-H", "Connection: close")},
-	{name: "HTTP/1.1 over TLS, kept connections", figure: requests, port: securePort, load: wrk("https", "/")},
+	{name: "HTTP/1.1, kept connections", figure: requests, port: plainPort, load: wrk("http", "/"), without: []string{goTLS}},
+	{name: "HTTP/1.1, a connection for each request", figure: requests, port: plainPort, load: wrk("http", "/", "-H", "Connection: close"), without: []string{goTLS}},
+	{name: "HTTP/1.1 over TLS, kept connections", figure: requests, port: securePort, load: wrk("https", "/"), without: []string{goTLS}},
 	{name: "HTTP/1.1 over TLS, a connection for each request", figure: requests, port: securePort, load: wrk("https", "/", "-H", "Connection: close")},
-	{name: "HTTP/2 over TLS, 10 connections of 10 streams", figure: requests, port: securePort, load: h2load},
-	{name: "TCP, short connections", figure: conns, port: tcpPort, load: wrk("http", "/", "-H", "Connection: close"), without: []string{caddy, reverseProxy}},
-	{name: "TCP, 16 MB answers", figure: bandwidth, port: tcpPort, load: bulk, unit: "MB", without: []string{caddy, reverseProxy}},
+	{name: "HTTP/2 over TLS, 10 connections of 10 streams", figure: requests, port: securePort, load: h2load, without: []string{goTLS}},
+	{name: "TCP, short connections", figure: conns, port: tcpPort, load: wrk("http", "/", "-H", "Connection: close"), without: []string{caddy, reverseProxy, goTLS}},
+	{name: "TCP, 16 MB answers", figure: bandwidth, port: tcpPort, load: bulk, unit: "MB", without: []string{caddy, reverseProxy, goTLS}},
 }
 
 var (

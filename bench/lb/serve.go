@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"log/slog"
 	"net"
@@ -39,15 +40,17 @@ func (s serving) address(port int) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(first.Addr(), first.Port()+uint16(port)), err
 }
 
-// serve is a subject: Portal's balancer, or Go's ReverseProxy. It runs until it is killed.
+// serve is a subject: Portal's balancer, Go's ReverseProxy, or TLS without a balancer. It runs until it is killed.
 func serve(s serving) error {
 	switch s.kind {
 	case "portal":
 		return servePortal(s)
 	case "reverseproxy":
 		return serveReverseProxy(s)
+	case "gotls":
+		return serveTLS(s)
 	}
-	return fmt.Errorf("-serve %s: want portal or reverseproxy", s.kind)
+	return fmt.Errorf("-serve %s: want portal, reverseproxy or gotls", s.kind)
 }
 
 func servePortal(s serving) error {
@@ -145,4 +148,46 @@ func serveReverseProxy(s serving) error {
 		go func() { failed <- h.Serve(l) }()
 	}
 	return <-failed
+}
+
+// serveTLS answers a request for each connection by itself, after a handshake.
+func serveTLS(s serving) error {
+	pair, err := tls.LoadX509KeyPair(s.cert, s.key)
+	if err != nil {
+		return err
+	}
+	cfg := &tls.Config{Certificates: []tls.Certificate{pair}}
+	failed := make(chan error, 2)
+	for _, port := range []int{plainPort, securePort} {
+		at, err := s.address(port)
+		if err != nil {
+			return err
+		}
+		l, err := net.Listen("tcp", at.String())
+		if err != nil {
+			return err
+		}
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					failed <- err
+					return
+				}
+				if port == securePort {
+					c = tls.Server(c, cfg)
+				}
+				go answerOnce(c)
+			}
+		}()
+	}
+	return <-failed
+}
+
+// answerOnce answers a request that comes in one piece.
+func answerOnce(c net.Conn) {
+	defer c.Close()
+	if n, _ := c.Read(make([]byte, 4<<10)); n > 0 {
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 13\r\nConnection: close\r\n\r\nhello, world\n")
+	}
 }

@@ -27,6 +27,7 @@ const (
 	haproxy      = "HAProxy"
 	caddy        = "Caddy"
 	reverseProxy = "ReverseProxy"
+	goTLS        = "GoTLS"
 	portal       = "Portal"
 )
 
@@ -244,10 +245,10 @@ https://:%[3]d {
 }
 `, b.dir, plain, firstPort+securePort, s.host, b.endpoint))
 		return single(exec.Command(b.caddy, "run", "--config", conf, "--adapter", "caddyfile"), b.dir), err
-	case reverseProxy, portal:
+	case reverseProxy, goTLS, portal:
 		return b.self(s, 0)
 	}
-	return nil, fmt.Errorf("-subjects: %q is none of %s", s.name, strings.Join([]string{nginx, haproxy, caddy, reverseProxy, portal}, ", "))
+	return nil, fmt.Errorf("-subjects: %q is none of %s", s.name, strings.Join([]string{nginx, haproxy, caddy, reverseProxy, goTLS, portal}, ", "))
 }
 
 // self is this program as a subject.
