@@ -130,9 +130,10 @@ func (c *conn) web(client net.Conn, info *ConnInfo) {
 		}
 		return p.dial.Load().tls, p.dial.Load().err
 	}
-	defer c.finish()
-	e.options.Web(c.listener.web, client, info)
-	_ = client.Close()
+	e.options.Web(c.listener.web, client, info, func() {
+		_ = client.Close()
+		c.finish()
+	})
 }
 
 // pass finds an endpoint, and lets bytes pass.

@@ -198,7 +198,7 @@ func newTestLoop(t *testing.T) *loop {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.epoll.Close() })
+	t.Cleanup(func() { l.poll.Close() })
 	return l
 }
 

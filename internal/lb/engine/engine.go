@@ -31,9 +31,9 @@ import (
 type Options struct {
 	// Transparent binds addresses that no interface has. It needs CAP_NET_ADMIN, and rules that lead packets here.
 	Transparent bool
-	// Web serves connections of HTTP and HTTPS listeners. It returns when the connection is done, and soon after ctx is cancelled: a
-	// request that is under way is finished, and no other one is begun. nil: such listeners are refused.
-	Web func(ctx context.Context, c net.Conn, info *ConnInfo)
+	// Web serves connections of HTTP and HTTPS listeners. It calls ended once, when the connection is done: soon after that was closed or ctx is cancelled, in
+	// which case a request that is under way is finished, and no other one is begun. It may return before. nil: such listeners are refused.
+	Web func(ctx context.Context, c net.Conn, info *ConnInfo, ended func())
 	// Record is called with each connection of a TCP or SSL listener that has ended. nil: nobody is interested.
 	Record func(*Record)
 	// Site makes of a listener's configuration what Web needs to serve it. It takes effect together with the configuration, and not at all if that

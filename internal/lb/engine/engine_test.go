@@ -412,7 +412,8 @@ func TestMetricsOfOnePort(t *testing.T) {
 // TestWeb: connections of HTTP listeners are handed over, with what is known of them; when the listener goes, they are asked to end.
 func TestWeb(t *testing.T) {
 	at, s := unused(t), serve(t, echo)
-	e := newEngine(t, Options{Web: func(ctx context.Context, c net.Conn, info *ConnInfo) {
+	e := newEngine(t, Options{Web: func(ctx context.Context, c net.Conn, info *ConnInfo, ended func()) {
+		defer ended()
 		_, _ = io.WriteString(c, info.Client.String()+" "+info.Listener().Name+" "+info.Pool("web").Endpoints()[0].Address.String()+"\n")
 		<-ctx.Done()
 		_, _ = io.WriteString(c, "bye")

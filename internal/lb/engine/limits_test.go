@@ -43,7 +43,8 @@ func TestLimitOfNetwork(t *testing.T) {
 			}
 		}
 		at := netip.AddrPortFrom(netip.MustParseAddr(here), 80)
-		e := newEngine(t, Options{Web: func(ctx context.Context, c net.Conn, _ *ConnInfo) {
+		e := newEngine(t, Options{Web: func(ctx context.Context, c net.Conn, _ *ConnInfo, ended func()) {
+			defer ended()
 			_, _ = io.WriteString(c, "x")
 			<-ctx.Done()
 		}})

@@ -1,22 +1,19 @@
 package engine
 
 import (
-	"fmt"
-	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"portal/internal/lb/readiness"
 )
 
 // loop waits for the descriptors of connections whose bytes are passed on as they are. A goroutine for each direction would cost more than
-// a short connection does itself. The loop's own epoll descriptor is waited for by the runtime, so that an idle loop holds no thread.
+// a short connection does itself.
 type loop struct {
-	epoll *os.File
-	raw   syscall.RawConn
-	fd    int
+	poll *readiness.Poll
 
 	// These are of the goroutine that runs the loop.
 	events []unix.EpollEvent
@@ -52,7 +49,7 @@ func (s *loops) next(tasks *sync.WaitGroup) (*loop, error) {
 			l, err := newLoop()
 			if err != nil {
 				for _, l := range all {
-					_ = l.epoll.Close()
+					l.poll.Close()
 				}
 				return nil, err
 			}
@@ -71,41 +68,30 @@ func (s *loops) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range s.all {
-		_ = l.epoll.Close()
+		l.poll.Close()
 	}
 }
 
 func newLoop() (*loop, error) {
-	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	poll, err := readiness.New()
 	if err != nil {
-		return nil, os.NewSyscallError("epoll_create", err)
+		return nil, err
 	}
-	// The runtime polls only descriptors that do not block.
-	if err := unix.SetNonblock(fd, true); err != nil {
-		_ = unix.Close(fd)
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	l := &loop{epoll: os.NewFile(uintptr(fd), "epoll"), fd: fd, events: make([]unix.EpollEvent, 128), buf: make([]byte, bufferSize)}
-	if l.raw, err = l.epoll.SyscallConn(); err != nil {
-		_ = l.epoll.Close()
-		return nil, fmt.Errorf("wait for the connections' descriptors: %w", err)
-	}
-	return l, nil
+	return &loop{poll: poll, events: make([]unix.EpollEvent, 128), buf: make([]byte, bufferSize)}, nil
 }
 
-// run passes bytes until the loop is closed. It never leaves the wait of the runtime: what is reported while a turn is under way ends the next wait at once, so
-// that no turn needs to look twice.
+// run passes bytes until the loop is closed.
 func (l *loop) run() {
-	_ = l.raw.Read(func(fd uintptr) bool {
-		for l.turn(int(fd)) {
+	l.poll.Run(func() bool {
+		for l.turn() {
 		}
-		return l.failed != nil
+		return l.failed == nil
 	})
 }
 
 // turn does what has been reported, and says whether there may be more to do at once.
-func (l *loop) turn(fd int) bool {
-	n, err := reported(fd, l.events)
+func (l *loop) turn() bool {
+	n, err := l.poll.Reported(l.events)
 	if err == unix.EINTR {
 		return true
 	}
@@ -144,7 +130,7 @@ func (l *loop) watch(k *link, fd int, events uint32) error {
 	number := l.last
 	l.watched[fd] = watched{k, number}
 	l.mu.Unlock()
-	return unix.EpollCtl(l.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(fd), Pad: number})
+	return unix.EpollCtl(l.poll.FD, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(fd), Pad: number})
 }
 
 // change has other events of a descriptor reported.
@@ -152,7 +138,7 @@ func (l *loop) change(fd int, events uint32) error {
 	l.mu.Lock()
 	number := l.watched[fd].number
 	l.mu.Unlock()
-	return unix.EpollCtl(l.fd, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(fd), Pad: number})
+	return unix.EpollCtl(l.poll.FD, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(fd), Pad: number})
 }
 
 // forget is called before a descriptor is closed.

@@ -40,12 +40,6 @@ func shutdownWrite(fd int) error {
 
 func second(_, _ uintptr, code unix.Errno) unix.Errno { return code }
 
-// reported takes what has been reported, without waiting.
-func reported(epoll int, events []unix.EpollEvent) (int, error) {
-	n, _, code := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
-	return result(n, code)
-}
-
 // accept accepts a connection, which does not block.
 func accept(socket int) (fd int, from netip.AddrPort, err error) {
 	var peer unix.RawSockaddrInet6 // one of IPv4 is smaller

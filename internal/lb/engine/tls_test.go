@@ -205,7 +205,8 @@ func TestEndpointTLS(t *testing.T) {
 // TestHTTPSHandsTLSOver: whoever reads requests gets the connection after the handshake, with what was agreed.
 func TestHTTPSHandsTLSOver(t *testing.T) {
 	at, ca := unused(t), newAuthority(t)
-	e := newEngine(t, Options{Web: func(_ context.Context, c net.Conn, info *ConnInfo) {
+	e := newEngine(t, Options{Web: func(_ context.Context, c net.Conn, info *ConnInfo, ended func()) {
+		defer ended()
 		_, _ = io.WriteString(c, info.TLS.NegotiatedProtocol+" "+info.TLS.ServerName)
 	}})
 	cfg := sslConfig(at, map[string]*config.Certificate{"a": ca.issue(t, "a.test")}, []string{"a"})

@@ -24,7 +24,10 @@ func TestTransparent(t *testing.T) {
 
 func serveTransparent(t *testing.T, at netip.AddrPort) {
 	cfg := config.Config{Listeners: []config.Listener{{Name: "l", Address: at, Protocol: config.HTTP}}}
-	web := func(_ context.Context, c net.Conn, info *ConnInfo) { _, _ = io.WriteString(c, info.Local.String()) }
+	web := func(_ context.Context, c net.Conn, info *ConnInfo, ended func()) {
+		defer ended()
+		_, _ = io.WriteString(c, info.Local.String())
+	}
 	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
 		t.Errorf("ip: %s %v", out, err)
 		return

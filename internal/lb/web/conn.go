@@ -35,46 +35,76 @@ type conn struct {
 	// How the response under way is framed.
 	chunked bool
 	sent    int64
+
+	// idle is set while a request is waited for, also by others; begun after the first one has come.
+	idle, begun bool
+	ended       func()
 }
 
-func newConn(ctx context.Context, s *Server, nc net.Conn, info Info) *conn {
-	c := &conn{server: s, nc: nc, info: info}
+func newConn(ctx context.Context, s *Server, nc net.Conn, info Info, ended func()) *conn {
+	c := &conn{server: s, nc: nc, info: info, ended: ended}
 	c.src.From = nc
 	c.watch = watch{server: s, site: info.Site, draining: ctx, client: nc, raw: rawOf(nc)}
 	if _, plain := nc.(*net.TCPConn); plain {
 		c.raw = c.watch.raw
 		c.readable = c.onReadable
 	}
+	c.watch.parks, c.watch.resume = c.watch.raw != nil, c.run
 	c.body.c = c
 	c.x = exchange{server: s, watch: &c.watch, info: &c.info, req: &c.req, sink: c, via: newForwarded(&info), ctx: context.Background()}
+	c.watch.enter(phaseIdle)
+	s.watched.add(&c.watch)
 	return c
 }
 
-// serve answers requests until the connection ends. It returns a connection if the client turns out to speak HTTP/2.
-func (c *conn) serve() (http2 net.Conn) {
-	c.watch.enter(phaseIdle)
-	c.server.watched.add(&c.watch)
-	defer c.release()
-	for first := true; ; first = false {
+// run answers requests until the connection ends or is parked. Then it goes on with another run.
+func (c *conn) run() {
+	http2, parked := c.serve()
+	if parked {
+		return
+	}
+	c.release()
+	if http2 != nil {
+		c.server.serveHTTP2(c.watch.draining, http2, c.info, c.ended)
+		return
+	}
+	c.nc.Close()
+	c.ended()
+}
+
+// serve answers requests until the connection ends or is parked. It returns a connection if the client turns out to speak HTTP/2.
+func (c *conn) serve() (http2 net.Conn, parked bool) {
+	for {
 		if len(c.src.Buffered()) == 0 {
-			c.giveBuffers()
-			c.watch.enter(phaseIdle)
-			if c.wait() != nil {
-				return nil
+			if !c.idle {
+				c.giveBuffers()
+				c.watch.enter(phaseIdle)
+				c.idle = true
+			}
+			switch err := c.wait(); {
+			case err == errPark:
+				if c.watch.park() {
+					return nil, true
+				}
+				continue
+			case err != nil:
+				return nil, false
 			}
 		}
+		c.idle = false
+		first := !c.begun
+		c.begun = true
 		c.watch.enter(phaseHeader)
 		site := c.info.Site()
 		c.x.reset()
 		c.x.site, c.x.stats = site, c.server.Stats(site.Listener.Name)
 		ok, prior := c.readRequest(first)
 		if prior {
-			c.server.watched.remove(&c.watch)
-			return &prefixed{Conn: c.nc, head: bytes.Clone(c.src.Buffered())}
+			return &prefixed{Conn: c.nc, head: bytes.Clone(c.src.Buffered())}, false
 		}
 		if !ok {
 			c.linger()
-			return nil
+			return nil, false
 		}
 		c.watch.enter(phaseBusy)
 		c.watch.why.Store(int32(reasonNone)) // of the request before
@@ -83,15 +113,15 @@ func (c *conn) serve() (http2 net.Conn) {
 		switch {
 		case c.x.tunnel != nil:
 			c.runTunnel()
-			return nil
+			return nil, false
 		case c.x.broken:
 			c.reset()
-			return nil
+			return nil, false
 		case c.x.closing:
 			if c.x.body != nil && !c.x.body.Done() || len(c.src.Buffered()) > 0 {
 				c.linger()
 			}
-			return nil
+			return nil, false
 		}
 	}
 }
@@ -128,8 +158,14 @@ func (c *conn) takeBuffers() {
 	c.x.out = takeBuffer()[:0]
 }
 
-// wait waits for the first bytes of a request, without a buffer if the kernel can be asked directly.
+// wait waits for the first bytes of a request. It returns errPark if that took long.
 func (c *conn) wait() error {
+	c.watch.beginWait()
+	return c.watch.endWait(c.receive())
+}
+
+// receive waits without a buffer if the kernel can be asked directly.
+func (c *conn) receive() error {
 	if c.raw != nil {
 		c.readErr = nil
 		if err := c.raw.Read(c.readable); err != nil {

@@ -80,6 +80,7 @@ func start(t *testing.T, cfg *config.Pool, change ...func(*site, *config.Listene
 	}
 	s.set(listener, map[string]*config.Pool{"a": cfg})
 	s.server = New(Options{Dial: s.toEndpoint, Log: func(_ *config.Listener, r *accesslog.Record) { s.logged <- r }})
+	s.server.parkAfter = 1 // every sweep parks what is idle
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +97,8 @@ func start(t *testing.T, cfg *config.Pool, change ...func(*site, *config.Listene
 			if err != nil {
 				return
 			}
-			s.conns.Go(func() { s.serve(draining, c) })
+			s.conns.Add(1)
+			go s.serve(draining, c)
 			context.AfterFunc(ctx, func() { c.Close() })
 		}
 	})
@@ -115,13 +117,14 @@ func (s *site) serve(ctx context.Context, c net.Conn) {
 		secured := tls.Server(c, s.tls)
 		if secured.Handshake() != nil {
 			c.Close()
+			s.conns.Done()
 			return
 		}
 		state := secured.ConnectionState()
 		info.TLS = &state
 		c = secured
 	}
-	s.server.Serve(ctx, c, info)
+	s.server.Serve(ctx, c, info, s.conns.Done)
 }
 
 func (s *site) pool(name string) *balance.Pool { return (*s.pools.Load())[name] }

@@ -221,10 +221,11 @@ type h2raw struct {
 	buf bytes.Buffer
 }
 
-func newRaw(s *site) *h2raw {
-	c := s.dial()
+func newRaw(s *site) *h2raw { return newRawOver(s.t, s.dial()) }
+
+func newRawOver(t *testing.T, c net.Conn) *h2raw {
 	io.WriteString(c, wire.Preface)
-	h := &h2raw{t: s.t, c: c, Framer: http2.NewFramer(c, c)}
+	h := &h2raw{t: t, c: c, Framer: http2.NewFramer(c, c)}
 	h.enc, h.dec = hpack.NewEncoder(&h.buf), hpack.NewDecoder(4096, nil)
 	h.AllowIllegalWrites = true
 	h.WriteSettings()

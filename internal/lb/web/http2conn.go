@@ -55,6 +55,9 @@ type http2Client struct {
 	floods  floods
 	// waiting are streams whose body may be right behind the head: those that can be answered with the body at hand need less.
 	waiting []*http2Stream
+	// greeted is set after the client's preface, settled after its settings.
+	greeted, settled bool
+	ended            func()
 
 	wake    chan struct{} // for the goroutine that writes
 	written chan struct{} // is closed when the last such goroutine has ended
@@ -95,12 +98,12 @@ type closedStream struct {
 }
 
 // serveHTTP2 serves a connection whose client speaks HTTP/2.
-func (s *Server) serveHTTP2(ctx context.Context, nc net.Conn, info Info) {
+func (s *Server) serveHTTP2(ctx context.Context, nc net.Conn, info Info, ended func()) {
 	site := info.Site()
 	c := &http2Client{
 		server: s, nc: nc, info: info, via: newForwarded(&info), stats: s.Stats(site.Listener.Name), draining: ctx, limits: limitsOf(site.Listener),
 		in: newFrameReader(nc, info.TLS != nil), wake: make(chan struct{}, 1), written: make(chan struct{}), open: map[uint32]*http2Stream{},
-		window: 65535, initial: 65535, inflow: connWindow,
+		window: 65535, initial: 65535, inflow: connWindow, ended: ended,
 	}
 	c.framer = http2.NewFramer(nil, &c.in)
 	c.framer.SetReuseFrames()
@@ -108,9 +111,9 @@ func (s *Server) serveHTTP2(ctx context.Context, nc net.Conn, info Info) {
 	c.decoder = hpack.NewDecoder(4096, c.head.field)
 	c.decoder.SetMaxStringLength(c.limits.Bytes)
 	c.encoder = hpack.NewEncoder((*http2Out)(c))
-	c.watch = watch{server: s, site: info.Site, draining: ctx, client: nc, tick: c.tick}
+	c.watch = watch{server: s, site: info.Site, draining: ctx, client: nc, raw: rawOf(nc), tick: c.tick}
+	c.watch.parks, c.watch.resume = c.watch.raw != nil, c.run
 	c.stats.HTTP2.Add(1)
-	defer c.stats.HTTP2.Add(-1)
 	// The preface and the client's settings have the time of a header.
 	c.watch.enter(phaseHeader)
 	s.watched.add(&c.watch)
@@ -118,11 +121,21 @@ func (s *Server) serveHTTP2(ctx context.Context, nc net.Conn, info Info) {
 	c.appendSettings()
 	c.signal()
 	c.mu.Unlock()
+	c.run()
+}
+
+// run handles frames until the connection ends or is parked. Then it goes on with another run.
+func (c *http2Client) run() {
 	err := c.read()
+	if err == errPark {
+		return
+	}
 	// The time-outs of reading have done their work; those of writing go on.
 	c.watch.enter(phaseBusy)
 	c.end(err)
-	s.watched.remove(&c.watch)
+	c.server.watched.remove(&c.watch)
+	c.stats.HTTP2.Add(-1)
+	c.ended()
 }
 
 // http2Out is where the encoder of headers writes. The lock is held.
@@ -136,33 +149,25 @@ func (o *http2Out) Write(p []byte) (int, error) {
 // errGraceful ends a connection that has nothing more to do.
 var errGraceful = errors.New("no more requests")
 
-// read handles frames until the connection ends, and says why it does.
+// read handles frames until the connection ends or is parked, and says why it does.
 func (c *http2Client) read() error {
-	var preface [len(wire.Preface)]byte
-	if _, err := io.ReadFull(&c.in, preface[:]); err != nil {
-		return err
-	}
-	if string(preface[:]) != wire.Preface {
-		return http2.ConnectionError(http2.ErrCodeProtocol)
-	}
-	for first := true; ; first = false {
-		if !c.hasFrame() {
-			c.startWaiting()
-			c.in.rest()
+	if !c.greeted {
+		if err := c.greet(); err != nil {
+			return err
 		}
-		frame, err := c.framer.ReadFrame()
+	}
+	for {
+		err := c.wait()
 		if err == nil {
-			if settings, is := frame.(*http2.SettingsFrame); first && (!is || settings.IsAck()) {
-				return http2.ConnectionError(http2.ErrCodeProtocol)
-			}
-			if first && !c.watch.enter(phaseIdle) {
-				return errGraceful
-			}
-			err = c.handle(frame)
+			err = c.readFrame()
 		}
 		var stream http2.StreamError
 		switch {
 		case err == nil:
+		case err == errPark:
+			if c.park() {
+				return err
+			}
 		case errors.As(err, &stream):
 			if err := c.resetStream(stream.StreamID, stream.Code); err != nil {
 				return err
@@ -173,6 +178,69 @@ func (c *http2Client) read() error {
 			return err
 		}
 	}
+}
+
+// greet reads the client's preface.
+func (c *http2Client) greet() error {
+	var preface [len(wire.Preface)]byte
+	if _, err := io.ReadFull(&c.in, preface[:]); err != nil {
+		return err
+	}
+	if string(preface[:]) != wire.Preface {
+		return http2.ConnectionError(http2.ErrCodeProtocol)
+	}
+	c.greeted = true
+	return nil
+}
+
+// wait waits for the next frame to begin, unless something of it has come already. It returns errPark if that took long.
+func (c *http2Client) wait() error {
+	if c.hasFrame() {
+		return nil
+	}
+	c.startWaiting()
+	c.in.rest()
+	if len(c.in.buffered()) > 0 {
+		return nil
+	}
+	c.watch.beginWait()
+	return c.watch.endWait(c.in.fill())
+}
+
+// readFrame handles a frame. The first one has the client's settings.
+func (c *http2Client) readFrame() error {
+	frame, err := c.framer.ReadFrame()
+	if err != nil {
+		return err
+	}
+	if !c.settled {
+		c.settled = true
+		if settings, is := frame.(*http2.SettingsFrame); !is || settings.IsAck() {
+			return http2.ConnectionError(http2.ErrCodeProtocol)
+		}
+		if !c.watch.enter(phaseIdle) {
+			return errGraceful
+		}
+	}
+	return c.handle(frame)
+}
+
+// park parks the connection, unless it is to end or has something to do.
+func (c *http2Client) park() bool {
+	c.mu.Lock()
+	ends := c.dead || c.finished
+	parked := !ends && c.running == 0 && c.watch.claim()
+	c.mu.Unlock()
+	if ends {
+		c.nc.SetReadDeadline(past) // the sweeper's deadline may have replaced it
+	}
+	return parked && c.watch.arm()
+}
+
+// stopReading ends the goroutine that reads.
+func (c *http2Client) stopReading() {
+	c.nc.SetReadDeadline(past)
+	c.watch.unpark()
 }
 
 // hasFrame says whether a whole frame has come already. If not, nobody knows when it will, and no request may wait for it.
@@ -292,7 +360,7 @@ func (c *http2Client) write() {
 		}
 		c.mu.Unlock()
 		if dead {
-			c.nc.SetReadDeadline(past)
+			c.stopReading()
 		}
 		if closing {
 			close(c.written)
@@ -336,6 +404,7 @@ func (c *http2Client) tick(now, idle int64) {
 	if c.writing != 0 && now-c.writing > idle {
 		c.dead = true
 		c.nc.SetDeadline(past)
+		c.watch.unpark()
 		return
 	}
 	c.rest(now)
@@ -358,6 +427,6 @@ func (c *http2Client) tick(now, idle int64) {
 func (c *http2Client) finishIfIdle() {
 	if c.ending && !c.finished && len(c.open) == 0 && c.running == 0 {
 		c.finished = true
-		c.nc.SetReadDeadline(past)
+		c.stopReading()
 	}
 }

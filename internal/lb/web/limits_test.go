@@ -248,9 +248,10 @@ func TestIdleConnectionsAreSmall(t *testing.T) {
 			t.Fatal(res.Status)
 		}
 	}
+	eventually(t, "all connections are parked", func() bool { return s.parked() == n })
 	each := (used() - before) / n
 	t.Logf("%d bytes for each of %d idle connections, with the client's part", each, n)
-	if each > slack*12<<10 {
+	if each > slack*8<<10 {
 		t.Errorf("%d bytes for each", each)
 	}
 }

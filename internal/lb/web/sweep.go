@@ -73,6 +73,11 @@ type watch struct {
 	draining context.Context
 	client   net.Conn // nil for requests of HTTP/2
 	raw      syscall.RawConn
+	// parks is set for connections that can be parked, and resume is what goes on then, in a new goroutine. place is where it is parked; 0: it is not.
+	parks   bool
+	resume  func()
+	place   atomic.Uint64
+	waiting atomic.Int32
 	// mu guards endpoint, which is interrupted if it takes too long.
 	mu       sync.Mutex
 	endpoint *endpointConn
@@ -169,6 +174,7 @@ func (w *watch) interrupt(why reason) {
 		case reasonStalled, reasonGone:
 			w.client.SetDeadline(past)
 		}
+		w.unpark()
 	}
 	if why == reasonIdle || why == reasonHeader {
 		return
@@ -191,13 +197,18 @@ func (s *Server) sweep() {
 	now := time.Since(s.began).Milliseconds()
 	s.clock.Store(now)
 	s.watched.mu.Lock()
-	all := make([]*watch, 0, len(s.watched.all))
+	all := s.swept[:0]
 	for w := range s.watched.all {
 		all = append(all, w)
 	}
 	s.watched.mu.Unlock()
 	for _, w := range all {
 		w.check(now)
+	}
+	clear(all)
+	s.swept = all
+	if cap(all) > 4*len(all)+1024 {
+		s.swept = nil
 	}
 	s.workers.trim()
 	s.conns.Range(func(key, value any) bool {
@@ -230,8 +241,11 @@ func (w *watch) check(now int64) {
 	}
 	switch phase(seen & 7) {
 	case phaseIdle:
-		if since > idle || w.drains() && since > drainIdle.Milliseconds() {
+		switch {
+		case since > idle || w.drains() && since > drainIdle.Milliseconds():
 			w.fire(seen, reasonIdle)
+		case since > w.server.parkAfter:
+			w.rest()
 		}
 	case phaseHeader:
 		if since > header {

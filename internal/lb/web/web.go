@@ -56,9 +56,13 @@ type Server struct {
 	clock   atomic.Int64
 	began   time.Time
 	watched watches
-	workers workers
-	conns   sync.Map // *balance.Endpoint → *endpointConns
-	stats   sync.Map // listener's name → *Stats
+	swept   []*watch // memory for the next sweep
+	parking parking
+	// parkAfter is in milliseconds.
+	parkAfter int64
+	workers   workers
+	conns     sync.Map // *balance.Endpoint → *endpointConns
+	stats     sync.Map // listener's name → *Stats
 	// listeners are by name.
 	listeners atomic.Pointer[map[string]*config.Listener]
 }
@@ -68,7 +72,7 @@ func New(options Options) *Server {
 	if options.Dial == nil {
 		options.Dial = dial
 	}
-	s := &Server{options: options, began: time.Now()}
+	s := &Server{options: options, began: time.Now(), parkAfter: parkAfter.Milliseconds()}
 	s.watched.all = map[*watch]struct{}{}
 	s.listeners.Store(&map[string]*config.Listener{})
 	return s
@@ -82,6 +86,7 @@ func (s *Server) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			s.workers.stop()
+			s.parking.close()
 			s.conns.Range(func(_, value any) bool {
 				value.(*endpointConns).closeIdle(0, true)
 				return true
@@ -115,18 +120,15 @@ func (s *Server) Stats(listener string) *Stats {
 // Forget drops the counters of a listener that is gone.
 func (s *Server) Forget(listener string) { s.stats.Delete(listener) }
 
-// Serve serves one connection until it ends, and closes it. When ctx ends, a request that is under way is finished and no other is
-// begun; to end at once, the connection is closed by whoever has it.
-func (s *Server) Serve(ctx context.Context, nc net.Conn, info Info) {
-	defer nc.Close()
+// Serve serves one connection until it ends, closes it, and calls ended. It returns before that if the connection has been idle for some time: then others
+// wait for it. When ctx ends, a request that is under way is finished and no other is begun; to end at once, the connection is closed by
+// whoever has it.
+func (s *Server) Serve(ctx context.Context, nc net.Conn, info Info, ended func()) {
 	if info.TLS != nil && info.TLS.NegotiatedProtocol == "h2" {
-		s.serveHTTP2(ctx, nc, info)
+		s.serveHTTP2(ctx, nc, info, ended)
 		return
 	}
-	c := newConn(ctx, s, nc, info)
-	if prior := c.serve(); prior != nil {
-		s.serveHTTP2(ctx, prior, info)
-	}
+	newConn(ctx, s, nc, info, ended).run()
 }
 
 func limitsOf(l *config.Listener) wire.Limits {
