@@ -39,7 +39,7 @@ func main() {
 	flag.IntVar(&o.idle, "idle", 10_000, "idle connections whose memory is measured; 0: skip it")
 	flag.StringVar(&o.only, "only", "", "measure only situations with this text in their name, in any case")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the figures to")
-	flag.StringVar(&s.kind, "serve", "", "be a subject instead: portal, reverseproxy or gotls")
+	flag.StringVar(&s.kind, "serve", "", "be a subject instead, or who asks one: portal, reverseproxy, gotls or asker")
 	flag.StringVar(&s.listen, "listen", "", "a subject's first address")
 	flag.StringVar(&s.endpoint, "endpoint", "", "a subject's endpoint")
 	flag.StringVar(&s.cert, "cert", "", "a subject's certificate")
@@ -47,7 +47,10 @@ func main() {
 	flag.IntVar(&s.hosts, "hosts", 0, "how many hosts with ten paths each a subject has routes for")
 	flag.Parse()
 	if s.kind != "" {
-		log.Fatal(serve(s))
+		if err := serve(s); err != nil {
+			log.Fatal(err)
+		}
+		return
 	}
 	report.Main("bench-lb", func(ctx context.Context, _ []string) (bool, error) {
 		return true, report.InFolder("lb", func(dir string) error { return run(ctx, o, dir) })

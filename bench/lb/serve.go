@@ -49,8 +49,10 @@ func serve(s serving) error {
 		return serveReverseProxy(s)
 	case "gotls":
 		return serveTLS(s)
+	case "asker":
+		return runAsker(s.endpoint)
 	}
-	return fmt.Errorf("-serve %s: want portal, reverseproxy or gotls", s.kind)
+	return fmt.Errorf("-serve %s: want portal, reverseproxy, gotls or asker", s.kind)
 }
 
 func servePortal(s serving) error {
