@@ -3,6 +3,7 @@ package process
 import (
 	"context"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
@@ -36,7 +37,8 @@ func percentOf(live uint64) int {
 type usage struct {
 	live      uint64 // what was in use after the last collection
 	allocated uint64 // since the process' begin
-	held      uint64 // of the system's memory, for objects: those in use, garbage, and room for more
+	objects   uint64 // in use or garbage
+	free      uint64 // room for objects that could be given back
 }
 
 // quiet finds the moments at which memory can be given back.
@@ -55,7 +57,7 @@ func (q *quiet) now(u usage) bool {
 		return false
 	}
 	q.seconds++
-	if q.given || q.seconds < quietSeconds || u.held < u.live+worthGiving {
+	if q.given || q.seconds < quietSeconds || u.objects+u.free < u.live+worthGiving {
 		return false
 	}
 	q.given = true
@@ -82,6 +84,7 @@ func collect(ctx context.Context) {
 		}
 		u := read()
 		if q.now(u) {
+			runtime.GC() // once more than FreeOSMemory does: buffers in pools survive one
 			debug.FreeOSMemory()
 			u = read()
 		}
@@ -97,11 +100,11 @@ func collect(ctx context.Context) {
 func reader() func() usage {
 	samples := []metrics.Sample{
 		{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
-		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/unused:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
 	}
 	return func() usage {
 		metrics.Read(samples)
 		of := func(i int) uint64 { return samples[i].Value.Uint64() }
-		return usage{live: of(0), allocated: of(1), held: of(2) + of(3) + of(4)}
+		return usage{live: of(0), allocated: of(1), objects: of(2), free: of(3)}
 	}
 }

@@ -16,8 +16,8 @@ func TestQuiet(t *testing.T) {
 	var q quiet
 	allocated := uint64(0)
 	for i, c := range []struct {
-		more, live, held uint64
-		want             bool
+		more, live, objects uint64
+		want                bool
 	}{
 		{50 * mb, 10 * mb, 60 * mb, false},
 		{0, 10 * mb, 60 * mb, false},
@@ -32,7 +32,7 @@ func TestQuiet(t *testing.T) {
 		{0, 10 * mb, 60 * mb, true},
 	} {
 		allocated += c.more
-		if got := q.now(usage{live: c.live, allocated: allocated, held: c.held}); got != c.want {
+		if got := q.now(usage{live: c.live, allocated: allocated, objects: c.objects, free: mb}); got != c.want {
 			t.Errorf("second %d: %v, want %v", i, got, c.want)
 		}
 	}

@@ -112,7 +112,7 @@ func (s *Server) serveHTTP2(ctx context.Context, nc net.Conn, info Info, ended f
 	c.decoder.SetMaxStringLength(c.limits.Bytes)
 	c.encoder = hpack.NewEncoder((*http2Out)(c))
 	c.watch = watch{server: s, site: info.Site, draining: ctx, client: nc, raw: rawOf(nc), tick: c.tick}
-	c.watch.parks, c.watch.resume = c.watch.raw != nil, c.run
+	c.watch.parks, c.watch.resume, c.watch.stopped = c.watch.raw != nil, c.run, c.stopped
 	c.stats.HTTP2.Add(1)
 	// The preface and the client's settings have the time of a header.
 	c.watch.enter(phaseHeader)
@@ -228,13 +228,16 @@ func (c *http2Client) readFrame() error {
 // park parks the connection, unless it is to end or has something to do.
 func (c *http2Client) park() bool {
 	c.mu.Lock()
-	ends := c.dead || c.finished
-	parked := !ends && c.running == 0 && c.watch.claim()
+	parked := !c.dead && !c.finished && c.running == 0 && c.watch.claim()
 	c.mu.Unlock()
-	if ends {
-		c.nc.SetReadDeadline(past) // the sweeper's deadline may have replaced it
-	}
 	return parked && c.watch.arm()
+}
+
+// stopped says whether stopReading was called.
+func (c *http2Client) stopped() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dead || c.finished
 }
 
 // stopReading ends the goroutine that reads.

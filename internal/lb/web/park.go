@@ -52,8 +52,8 @@ func (w *watch) endWait(err error) error {
 	w.mu.Lock() // the sweeper holds it until it has set the deadline
 	w.client.SetReadDeadline(time.Time{})
 	w.mu.Unlock()
-	if phase(w.state.Load()&7) == phaseFired {
-		w.client.SetReadDeadline(past)
+	if phase(w.state.Load()&7) == phaseFired || w.stopped != nil && w.stopped() {
+		w.client.SetReadDeadline(past) // theirs may have been the one that is gone now
 		return err
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -121,7 +121,11 @@ func (w *watch) arm() bool {
 			failed = unix.EpollCtl(p.poll.FD, unix.EPOLL_CTL_MOD, int(fd), &event)
 		}
 	})
-	return failed == nil || !w.leave(place)
+	if failed == nil || !w.leave(place) {
+		return true
+	}
+	w.parks = false // closed, or the kernel has no room: asking again would not help
+	return false
 }
 
 // leave gives a place back. It returns false if somebody else was sooner, and has the connection go on.
@@ -133,6 +137,14 @@ func (w *watch) leave(place uint64) bool {
 	p.mu.Lock()
 	delete(p.parked, place)
 	p.mu.Unlock()
+	// Packets of a busy connection should not ask for the locks of the parked ones.
+	_ = w.raw.Control(func(fd uintptr) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if !p.closed {
+			_ = unix.EpollCtl(p.poll.FD, unix.EPOLL_CTL_DEL, int(fd), nil)
+		}
+	})
 	return true
 }
 

@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"crypto/tls"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -159,10 +161,11 @@ func TestParkedIsClosed(t *testing.T) {
 	ask()
 	eventually(t, "the connection is parked", func() bool { return s.parked() == 1 })
 	s.server.parking.mu.Lock()
-	for _, w := range s.server.parking.parked {
+	parked := slices.Collect(maps.Values(s.server.parking.parked))
+	s.server.parking.mu.Unlock()
+	for _, w := range parked {
 		w.client.Close()
 	}
-	s.server.parking.mu.Unlock()
 	eventually(t, "nothing of it is left", func() bool { return s.watched() == 0 && s.parked() == 0 })
 }
 

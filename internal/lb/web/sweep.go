@@ -74,8 +74,10 @@ type watch struct {
 	client   net.Conn // nil for requests of HTTP/2
 	raw      syscall.RawConn
 	// parks is set for connections that can be parked, and resume is what goes on then, in a new goroutine. place is where it is parked; 0: it is not.
-	parks   bool
-	resume  func()
+	parks  bool
+	resume func()
+	// stopped says whether reading was ended by somebody else than the sweeper. nil: nobody does that.
+	stopped func() bool
 	place   atomic.Uint64
 	waiting atomic.Int32
 	// mu guards endpoint, which is interrupted if it takes too long.
