@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -223,5 +224,47 @@ func TestParkedUnderLoad(t *testing.T) {
 			}
 			all.Wait()
 		})
+	}
+}
+
+// lastDeadline is a connection that notes the last deadline of reading.
+type lastDeadline struct {
+	net.Conn
+	at time.Time
+}
+
+func (d *lastDeadline) SetReadDeadline(at time.Time) error {
+	d.at = at
+	return nil
+}
+
+// TestParkingKeepsOtherDeadlines: when the sweeper's request to park is withdrawn, somebody else's request to end is not.
+func TestParkingKeepsOtherDeadlines(t *testing.T) {
+	for name, c := range map[string]struct {
+		stopped, fired bool
+		err, want      error
+		at             time.Time
+	}{
+		"nothing else":                 {err: os.ErrDeadlineExceeded, want: errPark},
+		"nothing else, with a request": {},
+		"stopped":                      {stopped: true, err: os.ErrDeadlineExceeded, want: os.ErrDeadlineExceeded, at: past},
+		"stopped, with a frame":        {stopped: true, at: past},
+		"timed out":                    {fired: true, err: os.ErrDeadlineExceeded, want: os.ErrDeadlineExceeded, at: past},
+		"timed out, with a request":    {fired: true, at: past},
+	} {
+		client := &lastDeadline{}
+		w := &watch{server: New(Options{}), client: client, parks: true, stopped: func() bool { return c.stopped }}
+		w.enter(phaseIdle)
+		w.beginWait()
+		w.rest()
+		if client.at != past {
+			t.Fatalf("%s: the sweeper sets no deadline", name)
+		}
+		if c.fired {
+			w.fire(w.state.Load(), reasonIdle)
+		}
+		if err := w.endWait(c.err); err != c.want || client.at != c.at {
+			t.Errorf("%s: %v and the deadline %v, want %v and %v", name, err, client.at, c.want, c.at)
+		}
 	}
 }
