@@ -40,6 +40,14 @@ func (s serving) address(port int) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(first.Addr(), first.Port()+uint16(port)), err
 }
 
+func (s serving) open(port int) (net.Listener, error) {
+	at, err := s.address(port)
+	if err != nil {
+		return nil, err
+	}
+	return net.Listen("tcp", at.String())
+}
+
 // serve is a subject: Portal's balancer, Go's ReverseProxy, or TLS without a balancer. It runs until it is killed.
 func serve(s serving) error {
 	switch s.kind {
@@ -133,11 +141,7 @@ func serveReverseProxy(s serving) error {
 	}
 	failed := make(chan error, 2)
 	for _, port := range []int{plainPort, securePort} {
-		at, err := s.address(port)
-		if err != nil {
-			return err
-		}
-		l, err := net.Listen("tcp", at.String())
+		l, err := s.open(port)
 		if err != nil {
 			return err
 		}
@@ -161,11 +165,7 @@ func serveTLS(s serving) error {
 	cfg := &tls.Config{Certificates: []tls.Certificate{pair}}
 	failed := make(chan error, 2)
 	for _, port := range []int{plainPort, securePort} {
-		at, err := s.address(port)
-		if err != nil {
-			return err
-		}
-		l, err := net.Listen("tcp", at.String())
+		l, err := s.open(port)
 		if err != nil {
 			return err
 		}
