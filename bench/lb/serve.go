@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"runtime/debug"
 
 	"portal/internal/lb/config"
 	"portal/internal/lb/engine"
@@ -162,6 +163,9 @@ func serveTLS(s serving) error {
 	if err != nil {
 		return err
 	}
+	// Collecting garbage is no part of a handshake.
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(256 << 20)
 	cfg := &tls.Config{Certificates: []tls.Certificate{pair}}
 	failed := make(chan error, 2)
 	for _, port := range []int{plainPort, securePort} {
