@@ -117,7 +117,7 @@ func TestParked(t *testing.T) {
 	}
 }
 
-// TestParkedEnds: a parked connection ends when its idle time is over, when its listener drains, and when it is closed here.
+// TestParkedEnds: a parked connection ends when its idle time is over and when its listener drains, and goes on when nobody looks after parked ones any more.
 func TestParkedEnds(t *testing.T) {
 	for _, how := range askers {
 		for name, end := range map[string]func(*site){
