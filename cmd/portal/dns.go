@@ -123,7 +123,7 @@ func (o *dnsOptions) flags(cmd *cobra.Command) {
 	f.IntVar(&o.rateLimit, "rate-limit", 0, "identical responses a second to a network over UDP; 0: no limit")
 	f.IntVar(&o.maxUDPSize, "max-udp-size", 0, "longest response over UDP in bytes, 512 to 65507 (default: 1232, and on loopback what the client accepts)")
 	f.IntVar(&o.maxTCP, "max-connections", 2000, "most TCP and TLS connections at a time")
-	f.IntVar(&o.sockets, "sockets", 0, "UDP sockets for each address; 0: one for each processor")
+	f.IntVar(&o.sockets, "sockets", 0, "UDP sockets for each address; 0: one for each processor, and at least 8")
 	f.BoolVar(&o.logQueries, "log-queries", false, "write a line for each response")
 	f.StringVar(&o.metrics, "metrics-bind-address", "127.0.0.1:9153", "address:port to serve /metrics, /health and /ready on; empty: none")
 	f.StringVar(&o.health, "health-bind-address", "", "second address:port to serve /health on")

@@ -63,7 +63,7 @@ type Options struct {
 	MaxTCPConns   int            // on each address, HTTPS included
 	// MaxWaiting bounds how many queries wait for upstreams.
 	MaxWaiting int
-	Sockets    int // UDP sockets on each address; 0: one for each processor
+	Sockets    int // UDP sockets on each address; 0: one for each processor, and at least minSockets
 	QueryLog   io.Writer
 	Log        *slog.Logger
 }
@@ -71,6 +71,10 @@ type Options struct {
 // DefaultUDPSize is the longest response over UDP: it passes nearly every network unfragmented, and leaves little to gain for
 // those who forge the source address of queries.
 const DefaultUDPSize = wire.Advertised
+
+// minSockets is more than small machines have processors. The kernel assigns a client's port to a socket, so one that sends more
+// than can be answered fills the queue of one socket, and only those of an eighth of the others' queries wait or get lost there.
+const minSockets = 8
 
 // Server serves DNS.
 type Server struct {
@@ -157,7 +161,7 @@ func (o *Options) defaults() {
 	}
 	set(&o.MaxTCPConns, 2000)
 	set(&o.MaxWaiting, 2000)
-	set(&o.Sockets, runtime.GOMAXPROCS(0))
+	set(&o.Sockets, max(minSockets, runtime.GOMAXPROCS(0)))
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}

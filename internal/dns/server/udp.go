@@ -22,8 +22,8 @@ import (
 const (
 	batch = 64
 	// inSize is the longest query that is read; those of ordinary clients take a tenth of it.
-	inSize  = 4096
-	outSize = 4096
+	inSize  = 2048
+	outSize = 2048
 	// bigSize is for the rare response over UDP that does not fit outSize, and for streams.
 	bigSize = 65535
 	// sendTimeout is how long to wait for room in a socket's send buffer.
