@@ -38,8 +38,8 @@ type space struct {
 	pressed atomic.Bool
 	// defragmenting is set while etcd answers nothing for a known reason.
 	defragmenting atomic.Bool
-	// turn is held by whoever compacts and defragments.
-	turn sync.Mutex
+	// looking is held by whoever measures, compacts and defragments: an old measurement never replaces a newer one.
+	looking sync.Mutex
 	// useless is how much was in use when defragmentation last did not make enough room.
 	useless int64
 }
@@ -61,18 +61,41 @@ func exempt(ctx context.Context, allowed *bool) context.Context {
 
 // admit refuses a write of so many bytes that is beyond the quota and may not use the reserve.
 func (s *space) admit(ctx context.Context, cost int) error {
-	if !s.embedded || s.quota <= 0 {
+	if !s.embedded || s.quota <= 0 || s.accepts(cost) {
 		return nil
 	}
-	if fits := s.backend.Size()+int64(cost) < s.quota; fits && !s.pressed.Load() {
+	if allowed, ok := ctx.Value(exemptKey{}).(*bool); ok && *allowed {
+		s.pressed.Store(true)
+		s.noSpace()
+		return nil
+	}
+	if s.makeRoom(ctx, cost) {
 		return nil
 	}
 	s.pressed.Store(true)
 	s.noSpace()
-	if allowed, ok := ctx.Value(exemptKey{}).(*bool); ok && *allowed {
-		return nil
-	}
 	return s.explain(rpctypes.ErrNoSpace)
+}
+
+// accepts says that a write of so many bytes is within the embedded etcd's quota.
+func (s *space) accepts(cost int) bool {
+	return s.backend.Size()+int64(cost) < s.quota && !s.pressed.Load()
+}
+
+// makeRoom makes room for a write of so many bytes, unless that was tried in vain since there was room. The write waits for it:
+// what was deleted or written over takes up room until then, and must not be why it is refused.
+func (s *space) makeRoom(ctx context.Context, cost int) bool {
+	s.looking.Lock()
+	defer s.looking.Unlock()
+	if s.accepts(cost) { // somebody else has made room meanwhile
+		return true
+	}
+	if *s.refused.Load() != "" {
+		return false
+	}
+	s.pressed.Store(true)
+	s.lookNow(context.WithoutCancel(ctx)) // others wait for it, too
+	return s.accepts(cost)
 }
 
 const (
@@ -124,6 +147,13 @@ func (s *space) run(ctx context.Context) {
 
 // look measures, and makes room if etcd is full.
 func (s *space) look(ctx context.Context) {
+	s.looking.Lock()
+	defer s.looking.Unlock()
+	s.lookNow(ctx)
+}
+
+// lookNow is look for those who hold looking.
+func (s *space) lookNow(ctx context.Context) {
 	members := s.members(ctx)
 	if s.full(members) || s.wasteful(members) || s.pressed.Load() {
 		if err := s.recover(ctx, members); err != nil && ctx.Err() == nil {
@@ -168,8 +198,6 @@ const noSpaceAlarm = "NOSPACE"
 
 // recover makes room and, if there is enough, disarms the alarm.
 func (s *space) recover(ctx context.Context, members []MemberStatus) error {
-	s.turn.Lock()
-	defer s.turn.Unlock()
 	if err := s.compact(ctx); err != nil {
 		return err
 	}
@@ -294,8 +322,8 @@ func (s *Store) Defragment(ctx context.Context) (Status, error) {
 }
 
 func (s *space) onCommand(ctx context.Context) error {
-	s.turn.Lock()
-	defer s.turn.Unlock()
+	s.looking.Lock()
+	defer s.looking.Unlock()
 	if err := s.compact(ctx); err != nil {
 		return err
 	}
