@@ -147,11 +147,22 @@ func TestTooManyRequestsAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One whose body does not end holds the only place.
+	// One whose body does not end holds the only place. It sends its body when the server, which has admitted it, asks for it.
+	tlsConfig, err := restclient.TLSConfigFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	holder := &http.Transport{TLSClientConfig: tlsConfig, ExpectContinueTimeout: time.Minute}
+	defer holder.CloseIdleConnections()
 	reader, writer := io.Pipe()
+	request, err := http.NewRequest(http.MethodPost, config.Host+servicesPath, reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header = http.Header{"Content-Type": {"application/json"}, "Expect": {"100-continue"}}
 	held := make(chan error, 1)
 	go func() {
-		resp, err := client.Post(config.Host+servicesPath, "application/json", reader)
+		resp, err := holder.RoundTrip(request)
 		if err == nil {
 			_ = resp.Body.Close()
 		}
