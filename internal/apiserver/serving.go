@@ -110,7 +110,7 @@ func (s *Server) config(scheme *runtime.Scheme, codecs serializer.CodecFactory) 
 		return nil, err
 	}
 	config.BuildHandlerChainFunc = func(api http.Handler, c *genericserver.Config) http.Handler {
-		api = passingOn(api, withMemberLimit(sayWhy(ownMistakes(api, codecs), s.store), codecs, s.opts.MaxBodyBytes), codecs)
+		api = passingOn(api, withMemberLimit(sayWhy(ownMistakes(withWholeEvents(api), codecs), s.store), codecs, s.opts.MaxBodyBytes), codecs)
 		api = s.aggregator.Handler(api)
 		if s.turns != nil {
 			api = s.turns.withAnswerSizes(api)
