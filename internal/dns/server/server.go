@@ -96,6 +96,7 @@ type Server struct {
 	search       []string
 
 	udp     []*udpSocket
+	packets packetStack
 	streams []*stream
 	https   []*httpsListener
 }

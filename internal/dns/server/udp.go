@@ -22,8 +22,8 @@ import (
 const (
 	batch = 64
 	// inSize is the longest query that is read; those of ordinary clients take a tenth of it.
-	inSize  = 2048
-	outSize = 2048
+	inSize  = 4096
+	outSize = 4096
 	// bigSize is for the rare response over UDP that does not fit outSize, and for streams.
 	bigSize = 65535
 	// sendTimeout is how long to wait for room in a socket's send buffer.
@@ -41,10 +41,19 @@ type mmsghdr struct {
 // in batches. It waits in the runtime's poller and its system calls, which never block, bypass the scheduler: a call that
 // the scheduler knows of wakes its monitor thread in an idle process, which costs as much as the answer.
 type udpSocket struct {
-	s       *Server
-	fd      int
-	file    *os.File // owns fd
-	w       *worker
+	*packets // while the socket is read
+	s        *Server
+	fd       int
+	file     *os.File // owns fd
+	w        *worker
+	pktinfo  bool
+
+	mu     sync.Mutex // guards sends after close
+	closed bool
+}
+
+// packets hold a batch of messages and the responses to them. Sockets share them: those that have nothing to read need none.
+type packets struct {
 	in, out [batch]mmsghdr
 	names   [batch]unix.RawSockaddrInet6
 	control [batch][64]byte
@@ -53,10 +62,44 @@ type udpSocket struct {
 	bufIn   []byte
 	bufOut  []byte
 	big     []byte
-	pktinfo bool
+}
 
-	mu     sync.Mutex // guards sends after close
-	closed bool
+// newPackets points the kernel's structures at the buffers.
+func newPackets() *packets {
+	p := &packets{bufIn: make([]byte, batch*inSize), bufOut: make([]byte, batch*outSize)}
+	for i := range batch {
+		p.iovIn[i].Base = &p.bufIn[i*inSize]
+		p.iovIn[i].SetLen(inSize)
+		h := &p.in[i].hdr
+		h.Name = (*byte)(unsafe.Pointer(&p.names[i]))
+		h.Iov, h.Iovlen = &p.iovIn[i], 1
+		p.out[i].hdr.Iov, p.out[i].hdr.Iovlen = &p.iovOut[i], 1
+	}
+	return p
+}
+
+// packetStack has the packets that no socket reads into. The last ones to come are the first to go: they are in the processor's cache.
+type packetStack struct {
+	mu   sync.Mutex
+	free []*packets
+}
+
+func (s *packetStack) take() *packets {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.free)
+	if n == 0 {
+		return newPackets()
+	}
+	p := s.free[n-1]
+	s.free = s.free[:n-1]
+	return p
+}
+
+func (s *packetStack) give(p *packets) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, p)
 }
 
 // listenUDP opens n sockets on an address.
@@ -141,7 +184,6 @@ func (u *udpSocket) close() {
 // serve answers until the context ends.
 func (u *udpSocket) serve(ctx context.Context) error {
 	defer u.close()
-	u.prepare()
 	raw, err := u.file.SyscallConn()
 	if err != nil {
 		return err
@@ -152,6 +194,11 @@ func (u *udpSocket) serve(ctx context.Context) error {
 	// Read calls the function whenever there is something to read. The function must have emptied the socket before it returns
 	// false: the poller reports only what comes after that.
 	err = raw.Read(func(uintptr) bool {
+		u.packets = u.s.packets.take()
+		defer func() {
+			u.s.packets.give(u.packets)
+			u.packets = nil
+		}()
 		for ctx.Err() == nil {
 			n, err := u.receive()
 			switch {
@@ -188,19 +235,6 @@ func (u *udpSocket) answerAll(n int) {
 	}
 	u.send(sent)
 	u.w.count.spent(n, time.Since(u.w.now))
-}
-
-// prepare points the kernel's structures at the buffers, once.
-func (u *udpSocket) prepare() {
-	u.bufIn, u.bufOut = make([]byte, batch*inSize), make([]byte, batch*outSize)
-	for i := range batch {
-		u.iovIn[i].Base = &u.bufIn[i*inSize]
-		u.iovIn[i].SetLen(inSize)
-		h := &u.in[i].hdr
-		h.Name = (*byte)(unsafe.Pointer(&u.names[i]))
-		h.Iov, h.Iovlen = &u.iovIn[i], 1
-		u.out[i].hdr.Iov, u.out[i].hdr.Iovlen = &u.iovOut[i], 1
-	}
 }
 
 func (u *udpSocket) receive() (int, error) {
