@@ -219,6 +219,7 @@ type h2raw struct {
 	enc *hpack.Encoder
 	dec *hpack.Decoder
 	buf bytes.Buffer
+	got []hpack.HeaderField // of the last response
 }
 
 func newRaw(s *site) *h2raw { return newRawOver(s.t, s.dial()) }
@@ -253,7 +254,11 @@ func (h *h2raw) answer(stream uint32) string {
 				h.WriteSettingsAck()
 			}
 		case *http2.HeadersFrame:
-			fields, _ := h.dec.DecodeFull(f.HeaderBlockFragment())
+			fields, err := h.dec.DecodeFull(f.HeaderBlockFragment())
+			if err != nil {
+				return err.Error()
+			}
+			h.got = fields
 			for _, field := range fields {
 				if field.Name == ":status" && f.StreamID == stream {
 					return field.Value

@@ -33,6 +33,8 @@ const (
 	drainGrace = time.Second
 	// mostFree is how many streams a connection keeps for its next requests.
 	mostFree = 64
+	// headerTable is the size of the tables of header fields, unless the client allows less.
+	headerTable = 4096
 )
 
 // http2Client is a client's connection that speaks HTTP/2. One goroutine reads frames, and one writes what has been queued; requests are
@@ -49,7 +51,7 @@ type http2Client struct {
 
 	// These are of the goroutine that reads.
 	in      frameReader
-	framer  *http2.Framer
+	framer  *http2.Framer // nil: see frames
 	decoder *hpack.Decoder
 	head    http2Head
 	floods  floods
@@ -68,10 +70,14 @@ type http2Client struct {
 	last uint32 // the highest stream of the client
 	// accepted is the highest one that is answered.
 	accepted uint32
-	closed   [64]closedStream
+	closed   *[64]closedStream // see remember
 	free     []*http2Stream
 	running  int
-	encoder  *hpack.Encoder
+	// encoder has a table of header fields that the client has, too. table is its size if the client has said one, or -1; resized: the
+	// client is to be told of it.
+	encoder *hpack.Encoder // nil: see headers
+	table   int64
+	resized bool
 	// names and values are what endpoints have said: see intern.
 	names, values map[string]string
 	out           []byte
@@ -102,15 +108,11 @@ func (s *Server) serveHTTP2(ctx context.Context, nc net.Conn, info Info, ended f
 	site := info.Site()
 	c := &http2Client{
 		server: s, nc: nc, info: info, via: newForwarded(&info), stats: s.Stats(site.Listener.Name), draining: ctx, limits: limitsOf(site.Listener),
-		in: newFrameReader(nc, info.TLS != nil), wake: make(chan struct{}, 1), written: make(chan struct{}), open: map[uint32]*http2Stream{},
-		window: 65535, initial: 65535, inflow: connWindow, ended: ended,
+		in: newFrameReader(nc, info.TLS != nil), wake: make(chan struct{}, 1), written: make(chan struct{}),
+		table: -1, window: 65535, initial: 65535, inflow: connWindow, ended: ended,
 	}
-	c.framer = http2.NewFramer(nil, &c.in)
-	c.framer.SetReuseFrames()
-	c.framer.SetMaxReadFrameSize(maxFrame)
-	c.decoder = hpack.NewDecoder(4096, c.head.field)
+	c.decoder = hpack.NewDecoder(headerTable, c.head.field)
 	c.decoder.SetMaxStringLength(c.limits.Bytes)
-	c.encoder = hpack.NewEncoder((*http2Out)(c))
 	c.watch = watch{server: s, site: info.Site, draining: ctx, client: nc, raw: rawOf(nc), tick: c.tick}
 	c.watch.parks, c.watch.resume, c.watch.stopped = c.watch.raw != nil, c.run, c.stopped
 	c.stats.HTTP2.Add(1)
@@ -209,7 +211,7 @@ func (c *http2Client) wait() error {
 
 // readFrame handles a frame. The first one has the client's settings.
 func (c *http2Client) readFrame() error {
-	frame, err := c.framer.ReadFrame()
+	frame, err := c.frames().ReadFrame()
 	if err != nil {
 		return err
 	}
@@ -227,6 +229,7 @@ func (c *http2Client) readFrame() error {
 
 // park parks the connection, unless it is to end or has something to do.
 func (c *http2Client) park() bool {
+	c.framer, c.head = nil, http2Head{}
 	c.mu.Lock()
 	parked := !c.dead && !c.finished && c.running == 0 && c.watch.claim()
 	c.mu.Unlock()

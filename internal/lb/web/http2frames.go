@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 )
 
 // floodWindow is what the limits of frames are for.
@@ -113,7 +114,12 @@ func (c *http2Client) setting(s http2.Setting) error {
 	}
 	switch s.ID {
 	case http2.SettingHeaderTableSize:
-		c.encoder.SetMaxDynamicTableSize(min(s.Val, 4096))
+		size := min(s.Val, headerTable)
+		if c.encoder == nil {
+			c.encoder = hpack.NewEncoder((*http2Out)(c))
+		}
+		c.encoder.SetMaxDynamicTableSize(size)
+		c.table, c.resized = int64(size), true
 	case http2.SettingInitialWindowSize:
 		change := int64(s.Val) - c.initial
 		c.initial = int64(s.Val)
@@ -180,7 +186,7 @@ func (c *http2Client) resetStream(id uint32, code http2.ErrCode) error {
 		if st = c.open[id]; st != nil {
 			st.forget(true)
 		} else {
-			c.closed[id>>1%uint32(len(c.closed))] = closedStream{id, true}
+			c.remember(id, true)
 		}
 	})
 	if st != nil {
@@ -222,7 +228,7 @@ func (c *http2Client) accept(f *http2.DataFrame, data []byte) (*http2Stream, err
 			if err := c.idleStream(id); err != nil {
 				return nil, err
 			}
-			if was := c.closed[id>>1%uint32(len(c.closed))]; was.id == id && was.reset {
+			if was := c.remembered(id); was.id == id && was.reset {
 				return nil, nil // it was on its way
 			}
 		}

@@ -157,7 +157,7 @@ func (c *http2Client) opened(id uint32, ended, itself bool) (*http2Stream, error
 	if st := c.open[id]; st != nil {
 		return c.trailerOf(st, ended)
 	}
-	switch was := c.closed[id>>1%uint32(len(c.closed))]; {
+	switch was := c.remembered(id); {
 	case id%2 == 0:
 		return nil, http2.ConnectionError(http2.ErrCodeProtocol)
 	case id > c.last:
@@ -172,7 +172,7 @@ func (c *http2Client) opened(id uint32, ended, itself bool) (*http2Stream, error
 	switch {
 	case c.ending:
 		// GOAWAY names an earlier one as the last that is answered.
-		c.closed[id>>1%uint32(len(c.closed))] = closedStream{id, true}
+		c.remember(id, true)
 		return nil, nil
 	case itself || !c.head.complete():
 		return nil, malformed

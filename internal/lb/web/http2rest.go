@@ -1,6 +1,12 @@
 package web
 
-import "net"
+import (
+	"net"
+	"slices"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
 
 // restAfter is how long, in milliseconds, a connection without requests keeps what it needs for the next one.
 const restAfter = 1000
@@ -16,11 +22,56 @@ func (c *http2Client) rest(now int64) {
 		c.server.watched.remove(&st.watch)
 		c.free[i] = nil
 	}
-	c.free, c.names, c.values = nil, nil, nil
+	c.free, c.names, c.values, c.open = nil, nil, nil, nil
+	if !c.resized {
+		c.encoder = nil
+	}
+	if c.closed != nil && !slices.ContainsFunc(c.closed[:], func(s closedStream) bool { return s.reset }) {
+		c.closed = nil // the client knows that they have ended
+	}
 	if c.writer {
 		c.resting = true
 		c.signal()
 	}
+}
+
+// remember notes that a stream was closed; reset: by this side. The lock is held.
+func (c *http2Client) remember(id uint32, reset bool) {
+	if c.closed == nil {
+		c.closed = new([len(c.closed)]closedStream)
+	}
+	c.closed[id>>1%uint32(len(c.closed))] = closedStream{id, reset}
+}
+
+// remembered is what is known of a stream that was closed, or of another one. The lock is held.
+func (c *http2Client) remembered(id uint32) closedStream {
+	if c.closed == nil {
+		return closedStream{}
+	}
+	return c.closed[id>>1%uint32(len(c.closed))]
+}
+
+// headers is what encodes headers. A new one does not know what the client's table has, and makes no use of it; what it adds is the
+// newest there, by which fields are numbered. The lock is held.
+func (c *http2Client) headers() *hpack.Encoder {
+	if c.encoder != nil {
+		return c.encoder
+	}
+	c.encoder = hpack.NewEncoder((*http2Out)(c))
+	if c.table >= 0 {
+		c.encoder.SetMaxDynamicTableSize(uint32(c.table))
+	}
+	return c.encoder
+}
+
+// frames is what reads frames: a new one after the connection was parked.
+func (c *http2Client) frames() *http2.Framer {
+	if c.framer == nil {
+		c.framer = http2.NewFramer(nil, &c.in)
+		c.framer.SetReuseFrames()
+		c.framer.SetMaxReadFrameSize(maxFrame)
+	}
+	return c.framer
 }
 
 // frameReader reads ahead, but has no buffer while it waits for the first byte of a frame. Without TLS it keeps a small one: reading the first byte alone

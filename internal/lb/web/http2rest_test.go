@@ -6,10 +6,15 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"portal/internal/lb/config"
 )
@@ -55,6 +60,42 @@ func TestHTTP2Rests(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestHTTP2RestsWithHeaderTables: header fields mean the same to both sides after any rests, whatever sizes of their table the client asks for between.
+func TestHTTP2RestsWithHeaderTables(t *testing.T) {
+	n := 0
+	cfg := endpoint(t, config.HTTP, func(w http.ResponseWriter, _ *http.Request) {
+		n++
+		w.Header().Set("X-Number", strconv.Itoa(n))
+		w.Header().Set("X-Third", strconv.Itoa(n/3))
+		w.Header().Set("X-Long", strings.Repeat("x", 10*n))
+	})
+	h := newRaw(start(t, cfg))
+	stream := uint32(1)
+	for _, sizes := range [][]uint32{nil, nil, {100}, nil, {4096}, {0, 4096}, {200}, {0, 3000}} {
+		for _, size := range sizes {
+			if err := h.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: size}); err != nil {
+				t.Fatal(err)
+			}
+			h.dec.SetAllowedMaxDynamicTableSize(size)
+		}
+		for range 5 {
+			if err := h.headers(stream, true, ":method", "GET", ":scheme", "http", ":authority", "a", ":path", "/"); err != nil {
+				t.Fatal(err)
+			}
+			if got := h.answer(stream); got != "200" {
+				t.Fatalf("request %d, sizes %d: %s", n, sizes, got)
+			}
+			for name, value := range map[string]string{"x-number": strconv.Itoa(n), "x-third": strconv.Itoa(n / 3), "x-long": strings.Repeat("x", 10*n)} {
+				if !slices.Contains(h.got, hpack.HeaderField{Name: name, Value: value}) {
+					t.Fatalf("request %d, sizes %d: %v, want %s: %q", n, sizes, h.got, name, value)
+				}
+			}
+			stream += 2
+		}
+		eventually(t, "the connection rests", func() bool { return !runs("(*http2Client).write") })
 	}
 }
 

@@ -83,7 +83,8 @@ func (st *http2Stream) finishQueued() {
 }
 
 func (c *http2Client) encode(name, value string) {
-	_ = c.encoder.WriteField(hpack.HeaderField{Name: name, Value: value}) // it can't fail
+	c.resized = false
+	_ = c.headers().WriteField(hpack.HeaderField{Name: name, Value: value}) // it can't fail
 }
 
 func (c *http2Client) encodeFields(fields []wire.Field) {

@@ -72,6 +72,9 @@ func (c *http2Client) take(id uint32) *http2Stream {
 	st.received, st.taken, st.incoming, st.piece, st.trailers = 0, 0, nil, nil, nil
 	st.inflow, st.credit, st.ended, st.interrupted = streamWindow, 0, false, false
 	st.window, st.length, st.sent, st.done, st.stalled = c.initial, 0, 0, false, false
+	if c.open == nil {
+		c.open = map[uint32]*http2Stream{}
+	}
 	c.open[id] = st
 	c.running++
 	return st
@@ -80,7 +83,7 @@ func (c *http2Client) take(id uint32) *http2Stream {
 // remove takes a stream out of those that frames can be for; reset: it was ended here. The lock is held.
 func (c *http2Client) remove(st *http2Stream, reset bool) {
 	delete(c.open, st.id)
-	c.closed[st.id>>1%uint32(len(c.closed))] = closedStream{st.id, reset}
+	c.remember(st.id, reset)
 }
 
 // forget ends a stream before its time; reset: it was ended here. cancel follows, without the lock, which is held here.
