@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/storage/backend"
+	"go.etcd.io/etcd/server/v3/storage/schema"
 )
 
 // Status is the state of the storage, for people and programs.
@@ -50,10 +53,7 @@ type maintenance struct {
 	embedded bool
 	// quota and backend are the embedded etcd's.
 	quota   int64
-	backend interface {
-		Size() int64
-		Defrag() error
-	}
+	backend backend.Backend
 }
 
 func (m *maintenance) endpoints() []string {
@@ -125,6 +125,19 @@ func (m *maintenance) compact(ctx context.Context) error {
 		return fmt.Errorf("compact: %w", err)
 	}
 	return nil
+}
+
+// countFree has the embedded etcd count the pages that compaction has freed. It does so with the commit after the one that freed them, and
+// not as long as somebody reads what was there before.
+func (m *maintenance) countFree() {
+	tx := m.backend.BatchTx()
+	tx.LockOutsideApply()
+	key := schema.FinishedCompactKeyName
+	if _, values := tx.UnsafeRange(schema.Meta, key, nil, 0); len(values) == 1 {
+		tx.UnsafePut(schema.Meta, key, bytes.Clone(values[0])) // without any change there is no commit
+	}
+	tx.Unlock()
+	m.backend.ForceCommit()
 }
 
 // defragment gives the free pages of every member back to the file system, one member after the other, because a member

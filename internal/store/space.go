@@ -40,6 +40,8 @@ type space struct {
 	defragmenting atomic.Bool
 	// looking is held by whoever measures, compacts and defragments: an old measurement never replaces a newer one.
 	looking sync.Mutex
+	// closed is set when etcd is about to end.
+	closed bool
 	// useless is how much was in use when defragmentation last did not make enough room.
 	useless int64
 }
@@ -90,7 +92,7 @@ func (s *space) makeRoom(ctx context.Context, cost int) bool {
 	if s.accepts(cost) { // somebody else has made room meanwhile
 		return true
 	}
-	if *s.refused.Load() != "" {
+	if s.closed || *s.refused.Load() != "" {
 		return false
 	}
 	s.pressed.Store(true)
@@ -114,6 +116,13 @@ func newSpace(m maintenance) *space {
 	s.refused.Store(new(string))
 	registerMetrics()
 	return s
+}
+
+// close waits for whoever makes room, and lets nobody else.
+func (s *space) close() {
+	s.looking.Lock()
+	defer s.looking.Unlock()
+	s.closed = true
 }
 
 // noSpace is called when a write was refused.
@@ -202,7 +211,7 @@ func (s *space) recover(ctx context.Context, members []MemberStatus) error {
 		return err
 	}
 	if !roomy(members) && s.embedded {
-		members = s.members(ctx)
+		members = s.membersAfterCompaction(ctx)
 		if m := members[0]; m.InUseBytes <= limit(m) && s.worthwhile(m) {
 			if err := s.defragmentNow(ctx); err != nil {
 				return err
@@ -218,6 +227,19 @@ func (s *space) recover(ctx context.Context, members []MemberStatus) error {
 		return nil
 	}
 	return s.disarm(ctx)
+}
+
+// membersAfterCompaction measures the embedded etcd until what compaction has freed is counted, for a moment at most.
+func (s *space) membersAfterCompaction(ctx context.Context) []MemberStatus {
+	for range 10 {
+		s.countFree()
+		members := s.members(ctx)
+		if m := members[0]; m.Error != "" || m.InUseBytes <= limit(m) {
+			return members
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return s.members(ctx)
 }
 
 func alarmed(members []MemberStatus) bool {
@@ -324,6 +346,9 @@ func (s *Store) Defragment(ctx context.Context) (Status, error) {
 func (s *space) onCommand(ctx context.Context) error {
 	s.looking.Lock()
 	defer s.looking.Unlock()
+	if s.closed {
+		return errors.New("the storage is being closed")
+	}
 	if err := s.compact(ctx); err != nil {
 		return err
 	}

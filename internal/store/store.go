@@ -97,6 +97,7 @@ func (s *Store) Close() {
 		s.background.Wait()
 		s.compactor.Stop()
 	}
+	s.space.close()
 	_ = s.client.Close()
 	if s.embedded != nil {
 		s.embedded.stop()
