@@ -63,15 +63,17 @@ func (w *eventWriter) Flush() {
 	}
 }
 
-// send writes what is held.
+// send writes what is held. After an error the connection may still be reading the buffer, which therefore is not used again.
 func (w *eventWriter) send() {
 	if w.held == nil {
 		return
 	}
-	if _, err := w.ResponseWriter.Write(*w.held); err != nil && w.err == nil {
-		w.err = err
-	}
-	*w.held = (*w.held)[:0]
-	eventBuffers.Put(w.held)
+	held := w.held
 	w.held = nil
+	if _, err := w.ResponseWriter.Write(*held); err != nil {
+		w.err = err
+		return
+	}
+	*held = (*held)[:0]
+	eventBuffers.Put(held)
 }

@@ -15,12 +15,14 @@ type pieces struct {
 	*httptest.ResponseRecorder
 	sizes []int
 	fails bool
+	kept  []byte // what could not be written
 }
 
 func (p *pieces) CloseNotify() <-chan bool { return nil }
 
 func (p *pieces) Write(b []byte) (int, error) {
 	if p.fails {
+		p.kept = b
 		return 0, errors.New("closed")
 	}
 	p.sizes = append(p.sizes, len(b))
@@ -84,7 +86,7 @@ func TestOtherAnswersAreNotHeld(t *testing.T) {
 	})
 }
 
-// TestWatchOfClientThatLeft: the handler hears of it with the next event.
+// TestWatchOfClientThatLeft: the handler hears of it with the next event, and what the connection may still be sending stays as it is.
 func TestWatchOfClientThatLeft(t *testing.T) {
 	t.Parallel()
 	to := &pieces{ResponseRecorder: httptest.NewRecorder(), fails: true}
@@ -95,4 +97,8 @@ func TestWatchOfClientThatLeft(t *testing.T) {
 			t.Error("an event could be written after one had failed")
 		}
 	})
+	serveEvents(&pieces{ResponseRecorder: httptest.NewRecorder()}, "watch", func(w http.ResponseWriter) { _, _ = w.Write([]byte("two")) })
+	if got := string(to.kept); got != "one" {
+		t.Errorf("the connection sends %q, want what it was given", got)
+	}
 }
