@@ -40,8 +40,7 @@ type space struct {
 	defragmenting atomic.Bool
 	// looking is held by whoever measures, compacts and defragments: an old measurement never replaces a newer one.
 	looking sync.Mutex
-	// closed is set when etcd is about to end.
-	closed bool
+	making  making
 	// useless is how much was in use when defragmentation last did not make enough room.
 	useless int64
 }
@@ -74,7 +73,6 @@ func (s *space) admit(ctx context.Context, cost int) error {
 	if s.makeRoom(ctx, cost) {
 		return nil
 	}
-	s.pressed.Store(true)
 	s.noSpace()
 	return s.explain(rpctypes.ErrNoSpace)
 }
@@ -84,20 +82,72 @@ func (s *space) accepts(cost int) bool {
 	return s.backend.Size()+int64(cost) < s.quota && !s.pressed.Load()
 }
 
-// makeRoom makes room for a write of so many bytes, unless that was tried in vain since there was room. The write waits for it:
-// what was deleted or written over takes up room until then, and must not be why it is refused.
+// makeRoom waits for room to be made for a write of so many bytes, unless that was tried in vain: what was deleted or written over takes
+// up room until then, and must not be why the write is refused. It does not wait for long, since requests that do count as being
+// served, and deletions should be.
 func (s *space) makeRoom(ctx context.Context, cost int) bool {
-	s.looking.Lock()
-	defer s.looking.Unlock()
-	if s.accepts(cost) { // somebody else has made room meanwhile
-		return true
-	}
-	if s.closed || *s.refused.Load() != "" {
+	made := s.making.begin(s, cost)
+	if made == nil {
 		return false
 	}
-	s.pressed.Store(true)
-	s.lookNow(context.WithoutCancel(ctx)) // others wait for it, too
+	ctx, cancel := context.WithTimeout(ctx, writePatience)
+	defer cancel()
+	select {
+	case <-made:
+	case <-ctx.Done():
+	}
 	return s.accepts(cost)
+}
+
+// making is room being made for writes, by one goroutine for all.
+type making struct {
+	mu   sync.Mutex
+	done chan struct{} // nil: it is not being made
+	// failed is when there was no room even so.
+	failed time.Time
+	closed bool
+}
+
+// begin returns what is closed when room has been made, or nil if that is of no use.
+func (m *making) begin(s *space, cost int) <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.closed || *s.refused.Load() != "":
+		return nil
+	case m.done != nil:
+		return m.done
+	case time.Since(m.failed) < time.Second: // one attempt a second is enough for all
+		return nil
+	}
+	done := make(chan struct{})
+	m.done = done
+	go func() {
+		s.pressed.Store(true)
+		s.look(context.Background(), int64(cost))
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if !s.accepts(cost) {
+			m.failed = time.Now()
+		}
+		m.done = nil
+		close(done)
+	}()
+	return done
+}
+
+// close has no more room made, and waits until none is, but not for an etcd that has ended by itself.
+func (m *making) close() {
+	m.mu.Lock()
+	m.closed = true
+	done := m.done
+	m.mu.Unlock()
+	if done != nil {
+		select {
+		case <-done:
+		case <-time.After(2 * writePatience):
+		}
+	}
 }
 
 const (
@@ -106,6 +156,8 @@ const (
 	// roomShare is the part of the quota, 1/roomShare, that must be free before writes are accepted again: with less, the
 	// alarm would come and go with every few writes.
 	roomShare = 20
+	// writePatience is how long a write waits for room.
+	writePatience = 5 * time.Second
 )
 
 func newSpace(m maintenance) *space {
@@ -116,13 +168,6 @@ func newSpace(m maintenance) *space {
 	s.refused.Store(new(string))
 	registerMetrics()
 	return s
-}
-
-// close waits for whoever makes room, and lets nobody else.
-func (s *space) close() {
-	s.looking.Lock()
-	defer s.looking.Unlock()
-	s.closed = true
 }
 
 // noSpace is called when a write was refused.
@@ -144,7 +189,7 @@ func (s *space) run(ctx context.Context) {
 		case <-tick.C:
 		case <-s.again:
 		}
-		s.look(ctx)
+		s.look(ctx, 0)
 		// Refused writes come in crowds; one look a second is enough for all.
 		select {
 		case <-ctx.Done():
@@ -154,18 +199,13 @@ func (s *space) run(ctx context.Context) {
 	}
 }
 
-// look measures, and makes room if etcd is full.
-func (s *space) look(ctx context.Context) {
+// look measures, and makes room if etcd is full or has none for so many bytes.
+func (s *space) look(ctx context.Context, need int64) {
 	s.looking.Lock()
 	defer s.looking.Unlock()
-	s.lookNow(ctx)
-}
-
-// lookNow is look for those who hold looking.
-func (s *space) lookNow(ctx context.Context) {
 	members := s.members(ctx)
 	if s.full(members) || s.wasteful(members) || s.pressed.Load() {
-		if err := s.recover(ctx, members); err != nil && ctx.Err() == nil {
+		if err := s.recover(ctx, members, need); err != nil && ctx.Err() == nil {
 			klog.ErrorS(err, "making room in etcd failed, retrying", "in", s.poll)
 		}
 		members = s.members(ctx)
@@ -205,20 +245,23 @@ func (s *space) wasteful(members []MemberStatus) bool {
 
 const noSpaceAlarm = "NOSPACE"
 
-// recover makes room and, if there is enough, disarms the alarm.
-func (s *space) recover(ctx context.Context, members []MemberStatus) error {
+// recover makes room, also for so many bytes, and, if there is enough, disarms the alarm.
+func (s *space) recover(ctx context.Context, members []MemberStatus, need int64) error {
 	if err := s.compact(ctx); err != nil {
 		return err
 	}
-	if !roomy(members) && s.embedded {
-		members = s.membersAfterCompaction(ctx)
-		if m := members[0]; m.InUseBytes <= limit(m) && s.worthwhile(m) {
+	enough := func() bool {
+		return roomy(members) && members[0].SizeBytes+need < members[0].QuotaBytes && !s.wasteful(members)
+	}
+	if s.embedded && !enough() {
+		members = s.membersAfterCompaction(ctx, need)
+		if m := members[0]; m.InUseBytes <= limit(m) && m.InUseBytes+need < m.QuotaBytes && s.worthwhile(m) {
 			if err := s.defragmentNow(ctx); err != nil {
 				return err
 			}
 			members = s.members(ctx)
 			s.useless = 0
-			if !roomy(members) {
+			if !enough() {
 				s.useless = m.InUseBytes
 			}
 		}
@@ -229,17 +272,21 @@ func (s *space) recover(ctx context.Context, members []MemberStatus) error {
 	return s.disarm(ctx)
 }
 
-// membersAfterCompaction measures the embedded etcd until what compaction has freed is counted, for a moment at most.
-func (s *space) membersAfterCompaction(ctx context.Context) []MemberStatus {
-	for range 10 {
-		s.countFree()
-		members := s.members(ctx)
-		if m := members[0]; m.Error != "" || m.InUseBytes <= limit(m) {
-			return members
-		}
+// membersAfterCompaction measures the embedded etcd until what compaction has freed is counted.
+func (s *space) membersAfterCompaction(ctx context.Context, need int64) []MemberStatus {
+	s.countFree()
+	members := s.members(ctx)
+	for same := 0; same < 3 && members[0].Error == "" && (members[0].InUseBytes > limit(members[0]) || members[0].InUseBytes+need >= members[0].QuotaBytes); {
 		time.Sleep(20 * time.Millisecond)
+		s.countFree()
+		before := members[0].InUseBytes
+		if members = s.members(ctx); members[0].InUseBytes < before {
+			same = 0
+		} else {
+			same++
+		}
 	}
-	return s.members(ctx)
+	return members
 }
 
 func alarmed(members []MemberStatus) bool {
@@ -311,7 +358,7 @@ func (s *space) explain(err error) error {
 	}
 	why := *s.refused.Load()
 	if why == "" {
-		why = "etcd has just reached its quota and is making room, try again"
+		why = "etcd has reached its quota and is making room: try again, and if that does not help, delete objects or raise the quota"
 	}
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: metav1.StatusReasonInternalError,
@@ -346,9 +393,6 @@ func (s *Store) Defragment(ctx context.Context) (Status, error) {
 func (s *space) onCommand(ctx context.Context) error {
 	s.looking.Lock()
 	defer s.looking.Unlock()
-	if s.closed {
-		return errors.New("the storage is being closed")
-	}
 	if err := s.compact(ctx); err != nil {
 		return err
 	}

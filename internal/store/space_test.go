@@ -48,7 +48,7 @@ func (f fixture) fill(t *testing.T) (int, error) {
 		}
 		// It may only have been history that took up the room.
 		refusals++
-		if f.space.look(t.Context()); f.Writable() != nil {
+		if f.space.look(t.Context(), 0); f.Writable() != nil {
 			return i, f.createLarge(t, fmt.Sprint("large-", i))
 		}
 	}
@@ -113,6 +113,25 @@ func TestFullOfHistory(t *testing.T) {
 	if got := status.Members[0].SizeBytes; got > smallQuota+2*reserve(smallQuota) {
 		t.Errorf("the database has %d bytes", got)
 	}
+}
+
+// An object that is larger than what is free gets in where defragmentation makes enough room, although etcd is not full.
+func TestRoomForOneLargeObject(t *testing.T) {
+	f := openWith(t, small(t))
+	const objects = 14
+	for i := range objects {
+		must(t, f.createLarge(t, fmt.Sprint("large-", i)))
+	}
+	for i := range objects {
+		must(t, f.remove(t, fmt.Sprint("large-", i)))
+	}
+	free := int(smallQuota - f.space.backend.Size())
+	if free < smallQuota/roomShare || free > 3<<20 {
+		t.Fatalf("%d bytes are free of %d: this tests nothing", free, smallQuota)
+	}
+	cm := object("larger", "larger")
+	cm.BinaryData = map[string][]byte{"data": make([]byte, (free+100_000)/4*3)} // a third more when it is stored
+	must(t, f.claiming.Create(t.Context(), "/configmaps/larger", cm, &corev1.ConfigMap{}, 0))
 }
 
 // Deletions that write before they remove (finalizers, grace periods, namespaces) work at the quota.

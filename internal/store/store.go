@@ -50,7 +50,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		return nil, err
 	}
 	// Before anybody writes: an alarm from before a restart with a higher quota goes here.
-	s.space.look(ctx)
+	s.space.look(ctx, 0)
 	compactor := etcd3.NewCompactor(s.client.Client, opts.CompactionInterval, clock.RealClock{}, nil)
 	s.compactor, s.compaction = compactor, compactor
 	background, stop := context.WithCancel(context.Background())
@@ -97,7 +97,7 @@ func (s *Store) Close() {
 		s.background.Wait()
 		s.compactor.Stop()
 	}
-	s.space.close()
+	s.space.making.close()
 	_ = s.client.Close()
 	if s.embedded != nil {
 		s.embedded.stop()
