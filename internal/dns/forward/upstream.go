@@ -118,6 +118,7 @@ const (
 	maxFails      = 2
 	maxIdle       = 8
 	attempt       = 2 * time.Second
+	resendAfter   = 700 * time.Millisecond // over UDP, once: datagrams get lost
 	checkTimeout  = time.Second
 	checkInterval = 500 * time.Millisecond
 )
@@ -299,6 +300,8 @@ func (u *upstream) exchangeUDP(ctx context.Context, query []byte) (msg []byte, s
 	if _, err := c.Write(query); err != nil {
 		return nil, false, err
 	}
+	again := time.AfterFunc(resendAfter, func() { _, _ = c.Write(query) })
+	defer again.Stop()
 	buf := udpBuffers.Get().(*[4096]byte)
 	defer udpBuffers.Put(buf)
 	for {

@@ -31,6 +31,24 @@ func TestNextUpstreamAnswers(t *testing.T) {
 	}
 }
 
+// A datagram that got lost costs a moment, not the answer.
+func TestLostDatagrams(t *testing.T) {
+	var asked atomic.Int32
+	lossy := raw(t, func(r *dns.Msg) [][]byte {
+		if asked.Add(1) == 1 {
+			return nil
+		}
+		return [][]byte{packed(address(r, 100, 1))}
+	})
+	f, _ := forwarder(t, nil, Upstream{Addr: lossy})
+	if m, err := resolve(t, f, "www.example."); err != nil || len(m.Answer) != 1 {
+		t.Fatalf("%v %v", m, err)
+	}
+	if n := asked.Load(); n != 2 {
+		t.Errorf("asked %d times, want twice", n)
+	}
+}
+
 func TestLongAnswersComeByTCP(t *testing.T) {
 	s := serve(t, func(r *dns.Msg) *dns.Msg { return address(r, 100, 60) })
 	f, _ := forwarder(t, nil, Upstream{Addr: s.addr})
