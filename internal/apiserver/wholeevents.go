@@ -63,7 +63,7 @@ func (w *eventWriter) Flush() {
 	}
 }
 
-// send writes what is held. After an error the connection may still be reading the buffer, which therefore is not used again.
+// send writes what is held. After an error nothing promises that the connection no longer reads the buffer, so it is not used again.
 func (w *eventWriter) send() {
 	if w.held == nil {
 		return

@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -219,7 +220,9 @@ type h2raw struct {
 	enc *hpack.Encoder
 	dec *hpack.Decoder
 	buf bytes.Buffer
-	got []hpack.HeaderField // of the last response
+	// block and got are the header of the last response.
+	block []byte
+	got   []hpack.HeaderField
 }
 
 func newRaw(s *site) *h2raw { return newRawOver(s.t, s.dial()) }
@@ -258,7 +261,7 @@ func (h *h2raw) answer(stream uint32) string {
 			if err != nil {
 				return err.Error()
 			}
-			h.got = fields
+			h.block, h.got = slices.Clone(f.HeaderBlockFragment()), fields
 			for _, field := range fields {
 				if field.Name == ":status" && f.StreamID == stream {
 					return field.Value

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"bytes"
 	"io"
 	"net"
 	"net/http"
@@ -96,6 +97,42 @@ func TestHTTP2RestsWithHeaderTables(t *testing.T) {
 			stream += 2
 		}
 		eventually(t, "the connection rests", func() bool { return !runs("(*http2Client).write") })
+	}
+}
+
+// TestHTTP2RestsBetweenTableSizes: the client hears of the smallest size that it has asked for, also if the connection rests before its next request.
+func TestHTTP2RestsBetweenTableSizes(t *testing.T) {
+	h := newRaw(start(t, pool(named(t, "one"))))
+	ask := func(stream uint32) {
+		t.Helper()
+		if err := h.headers(stream, true, ":method", "GET", ":scheme", "http", ":authority", "a", ":path", "/"); err != nil {
+			t.Fatal(err)
+		}
+		if got := h.answer(stream); got != "200" {
+			t.Fatal(got)
+		}
+	}
+	rest := func() { eventually(t, "the connection rests", func() bool { return !runs("(*http2Client).write") }) }
+	ask(1)
+	rest()
+	for _, size := range []uint32{0, 4096} {
+		if err := h.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: size}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for acks := 0; acks < 2; {
+		frame, err := h.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f, is := frame.(*http2.SettingsFrame); is && f.IsAck() {
+			acks++
+		}
+	}
+	rest()
+	ask(3)
+	if want := []byte{0x20, 0x3f, 0xe1, 0x1f}; !bytes.HasPrefix(h.block, want) {
+		t.Errorf("the header begins with % x, want the sizes 0 and 4096: % x", h.block[:4], want)
 	}
 }
 
