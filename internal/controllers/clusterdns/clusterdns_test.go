@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"portal/internal/clusterdns"
@@ -64,9 +65,9 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// TestController: kube-dns is there when the first node serves names, follows the nodes, and is left to whoever runs DNS in Pods.
-func TestController(t *testing.T) {
-	client := fake.NewClientset(node("silent", "10.244.9.0/24", "", corev1.ConditionTrue))
+// controller makes one, and the informers that it reads from.
+func controller(t *testing.T, client kubernetes.Interface) (*Controller, informers.SharedInformerFactory) {
+	t.Helper()
 	factory := informers.NewSharedInformerFactory(client, 0)
 	c, err := New(Deps{
 		Client: client, Nodes: factory.Core().V1().Nodes().Informer(), Services: factory.Core().V1().Services().Informer(),
@@ -75,6 +76,13 @@ func TestController(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return c, factory
+}
+
+// TestController: kube-dns is there when the first node serves names, follows the nodes, and is left to whoever runs DNS in Pods.
+func TestController(t *testing.T) {
+	client := fake.NewClientset(node("silent", "10.244.9.0/24", "", corev1.ConditionTrue))
+	c, factory := controller(t, client)
 	ctx, stop := context.WithCancel(t.Context())
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
@@ -137,14 +145,7 @@ func TestController(t *testing.T) {
 // TestCreated: the round that creates kube-dns has not seen it yet, and leaves its slices to the next.
 func TestCreated(t *testing.T) {
 	client := fake.NewClientset()
-	factory := informers.NewSharedInformerFactory(client, 0)
-	c, err := New(Deps{
-		Client: client, Nodes: factory.Core().V1().Nodes().Informer(), Services: factory.Core().V1().Services().Informer(),
-		Slices: factory.Discovery().V1().EndpointSlices().Informer(), Ranges: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, _ := controller(t, client)
 	if err := c.Nodes.GetIndexer().Add(node("a", "10.244.1.0/24", "10.244.1.1", corev1.ConditionTrue)); err != nil {
 		t.Fatal(err)
 	}
