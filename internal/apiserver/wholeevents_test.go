@@ -86,7 +86,7 @@ func TestOtherAnswersAreNotHeld(t *testing.T) {
 	})
 }
 
-// TestWatchOfClientThatLeft: the handler hears of it with the next event, and what the connection may still be sending stays as it is.
+// TestWatchOfClientThatLeft: the handler gets the error with the next event, and what the connection may still be sending stays as it is.
 func TestWatchOfClientThatLeft(t *testing.T) {
 	t.Parallel()
 	to := &pieces{ResponseRecorder: httptest.NewRecorder(), fails: true}

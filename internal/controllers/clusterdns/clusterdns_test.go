@@ -81,7 +81,7 @@ func controller(t *testing.T, client kubernetes.Interface) (*Controller, informe
 
 // TestController: kube-dns is there when the first node serves names, follows the nodes, and is left to whoever runs DNS in Pods.
 func TestController(t *testing.T) {
-	client := fake.NewClientset(node("silent", "10.244.9.0/24", "", corev1.ConditionTrue))
+	client := fake.NewClientset(node("without-dns", "10.244.9.0/24", "", corev1.ConditionTrue))
 	c, factory := controller(t, client)
 	ctx, stop := context.WithCancel(t.Context())
 	factory.Start(ctx.Done())

@@ -74,7 +74,7 @@ type http2Client struct {
 	free     []*http2Stream
 	running  int
 	// encoder has a table of header fields that the client has, too. table is its size if the client has said one, or -1; resized: the
-	// client is to be told of it.
+	// next header announces it.
 	encoder *hpack.Encoder // nil: see headers
 	table   int64
 	resized bool

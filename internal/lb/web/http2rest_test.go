@@ -100,7 +100,7 @@ func TestHTTP2RestsWithHeaderTables(t *testing.T) {
 	}
 }
 
-// TestHTTP2RestsBetweenTableSizes: the client hears of the smallest size that it has asked for, also if the connection rests before its next request.
+// TestHTTP2RestsBetweenTableSizes: the next header announces the smallest size that the client has asked for, also if the connection rests before its next request.
 func TestHTTP2RestsBetweenTableSizes(t *testing.T) {
 	h := newRaw(start(t, pool(named(t, "one"))))
 	ask := func(stream uint32) {
