@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"strings"
 	"time"
@@ -87,7 +88,8 @@ func (w *worker) resolve(ctx context.Context, msg []byte, from netip.Addr) ([]by
 	own, outcome := s.zones.Answer(buf, &w.r)
 	switch outcome {
 	case zone.Chase:
-		return w.chase(ctx, buf), w.r.Zone, sourceZone
+		left := maxChased
+		return w.chase(ctx, buf, &left), w.r.Zone, sourceZone
 	case zone.Denied:
 		if s.opts.Autopath && s.searches(q, from) {
 			if out := w.autopath(ctx, make([]byte, 0, bigSize), from); out != nil {
@@ -119,13 +121,13 @@ func (w *worker) forwarded(ctx context.Context, buf []byte, f *forward.Forwarder
 }
 
 // chase resolves the target of an ExternalName Service. If that fails, so does the response: an alias without addresses would
-// say that there are none, and clients would not try again. (CoreDNS says so.)
-func (w *worker) chase(ctx context.Context, buf []byte) []byte {
+// say that there are none, and clients would not try again. (CoreDNS says so.) left is how many more names may be looked up.
+func (w *worker) chase(ctx context.Context, buf []byte, left *int) []byte {
 	chain := w.r.Chain
 	var found [][]byte
-	failed := false
+	failed, resolved := false, false
 	for _, name := range chain.Outside {
-		m, err := w.s.lookup(ctx, name, w.q.QType)
+		m, err := w.s.lookup(ctx, name, w.q.QType, left)
 		if m == nil {
 			failed = failed || err != nil
 			continue
@@ -135,18 +137,31 @@ func (w *worker) chase(ctx context.Context, buf []byte) []byte {
 			b := make([]byte, dns.Len(rr)+1)
 			if n, err := dns.PackRR(rr, b, 0, nil, false); err == nil {
 				found = append(found, b[:n])
+				resolved = resolved || rr.Header().Rrtype == w.q.QType
 			}
 		}
 	}
 	rcode := uint8(wire.NoError)
-	if failed && len(found) == 0 {
+	if failed && !resolved {
 		rcode = wire.ServFail
 	}
 	return w.s.zones.Finish(buf, &w.r, chain, rcode, found)
 }
 
+// maxChased bounds how many names are looked up for one query: names of two zones can be aliases of each other.
+const maxChased = 64
+
+var errTooManyAliases = fmt.Errorf("more than %d aliases", maxChased)
+
 // lookup resolves a name, of the cluster or not, as for a client; neither a message nor an error if there is no upstream.
-func (s *Server) lookup(ctx context.Context, name string, typ uint16) (*dns.Msg, error) {
+// left is how many more names may be looked up.
+func (s *Server) lookup(ctx context.Context, name string, typ uint16, left *int) (*dns.Msg, error) {
+	if *left--; *left < 0 {
+		return nil, errTooManyAliases
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	msg := make([]byte, wire.HeaderLen, wire.HeaderLen+len(name)+4)
 	msg[2], msg[5] = 1, 1
 	msg = binary.BigEndian.AppendUint16(append(msg, name...), typ)
@@ -179,7 +194,7 @@ func (s *Server) lookup(ctx context.Context, name string, typ uint16) (*dns.Msg,
 		w := &worker{s: s, r: r}
 		w.q = q
 		w.r.Query = &w.q
-		out = w.chase(ctx, buf)
+		out = w.chase(ctx, buf, left)
 	}
 	m := new(dns.Msg)
 	if err := m.Unpack(out); err != nil {
@@ -232,7 +247,8 @@ func (w *worker) autopath(ctx context.Context, buf []byte, from netip.Addr) []by
 		if len(name)+len(suffix) > wire.MaxName {
 			continue
 		}
-		m, _ := w.s.lookup(ctx, name+suffix, w.q.QType)
+		left := maxChased
+		m, _ := w.s.lookup(ctx, name+suffix, w.q.QType, &left)
 		if m == nil || m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 {
 			continue
 		}

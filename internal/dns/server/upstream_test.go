@@ -15,6 +15,7 @@ import (
 
 	"portal/internal/dns/forward"
 	"portal/internal/dns/hosts"
+	"portal/internal/dns/zone"
 	"portal/internal/intent"
 	"portal/internal/intent/watch"
 )
@@ -125,6 +126,21 @@ func TestExternalNameUnresolved(t *testing.T) {
 				t.Errorf("%v", m)
 			}
 		})
+	}
+}
+
+// TestAliasesAcrossZones: two ExternalNames of different zones that are each other's target fail, and end.
+func TestAliasesAcrossZones(t *testing.T) {
+	cluster := small()
+	cluster.SetService(&intent.Service{Key: namespaced("shop", "here"), Type: intent.ExternalName, ExternalName: "there.shop.svc.two.example"})
+	cluster.SetService(&intent.Service{Key: namespaced("shop", "there"), Type: intent.ExternalName, ExternalName: "here.shop.svc.cluster.local"})
+	cluster.SetService(&intent.Service{Key: namespaced("shop", "across"), Type: intent.ExternalName, ExternalName: "web.shop.svc.two.example"})
+	_, addr := started(t, cluster, Options{Zone: zone.Options{Zones: []string{"cluster.local", "two.example"}}, Forward: upstream(t)})
+	if m := ask(t, addr, "udp", "here.shop.svc.cluster.local.", dns.TypeA); m.Rcode != dns.RcodeServerFailure {
+		t.Errorf("a loop: %v", m)
+	}
+	if m := ask(t, addr, "udp", "across.shop.svc.cluster.local.", dns.TypeA); m.Rcode != dns.RcodeSuccess || len(m.Answer) != 2 {
+		t.Errorf("from one zone to the other: %v", m)
 	}
 }
 

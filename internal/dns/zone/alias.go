@@ -2,14 +2,19 @@ package zone
 
 import (
 	"encoding/binary"
-	"slices"
 	"strings"
 
 	"portal/internal/dns/wire"
 )
 
-// maxChain bounds the length of a chain of CNAMEs.
-const maxChain = 11
+const (
+	// maxChain bounds the length of a chain of CNAMEs.
+	maxChain = 11
+	// maxReached bounds how many names one response follows: EndpointSlices of FQDNs can name thousands, and each other.
+	maxReached = 64
+	// maxLinks are more records than fit a message.
+	maxLinks = 4096
+)
 
 // link is a record of a CNAME chain.
 type link struct {
@@ -24,6 +29,8 @@ type Chain struct {
 	links []link
 	// Outside are the names that must be resolved elsewhere, in wire form; their records end the response.
 	Outside []string
+	// reached are the names that have been followed, and whether they lead to addresses.
+	reached map[string]bool
 }
 
 // alias answers for a name that is an alias of others.
@@ -33,8 +40,8 @@ func (z *Zones) alias(dst []byte, r *Request, g *origin, n *Name) ([]byte, Outco
 		c.links = []link{{typ: wire.TypeCNAME, target: n.targets()[0]}}
 		return z.Finish(dst, r, c, wire.NoError, nil), Answered
 	}
-	c.links = z.follow(r, g, n, "", []string{n.owner}, c)
-	if len(c.links) == 0 {
+	c.reached = map[string]bool{n.owner: false}
+	if !z.follow(r, g, n, "", 1, c) {
 		return z.negative(dst, r, g, wire.NoError), Answered
 	}
 	if len(c.Outside) == 0 {
@@ -44,30 +51,45 @@ func (z *Zones) alias(dst []byte, r *Request, g *origin, n *Name) ([]byte, Outco
 	return dst, Chase
 }
 
-// follow returns the links from a name to its addresses; none if a target does not exist or there is a loop.
-func (z *Zones) follow(r *Request, g *origin, n *Name, owner string, seen []string, c *Chain) (links []link) {
+// follow adds the links from a name to its addresses, and reports whether it leads to any.
+func (z *Zones) follow(r *Request, g *origin, n *Name, owner string, depth int, c *Chain) (leads bool) {
 	if s := n.find(r.QType); s != nil {
-		links = append(links, link{owner: owner, typ: r.QType, data: s.data})
+		c.links = append(c.links, link{owner: owner, typ: r.QType, data: s.data})
+		leads = true
 	}
 	for _, t := range n.targets() {
-		if len(seen) >= maxChain || slices.Contains(seen, t) {
-			continue
+		at := len(c.links)
+		if at >= maxLinks {
+			break
 		}
-		to := link{owner: owner, typ: wire.TypeCNAME, target: t}
-		if !within(t, g.wire) {
-			links = append(links, to)
-			c.Outside = append(c.Outside, t)
-			continue
-		}
-		next := z.name(t, g)
-		if next == nil {
-			continue
-		}
-		if rest := z.follow(r, g, next, t, append(seen[:len(seen):len(seen)], t), c); len(rest) > 0 {
-			links = append(append(links, to), rest...)
+		c.links = append(c.links, link{owner: owner, typ: wire.TypeCNAME, target: t})
+		if z.reach(r, g, t, depth, c) {
+			leads = true
+		} else {
+			c.links = c.links[:at]
 		}
 	}
-	return links
+	return leads
+}
+
+// reach follows a target once, however many names lead to it. A target that does not exist or is part of a loop leads nowhere.
+func (z *Zones) reach(r *Request, g *origin, target string, depth int, c *Chain) bool {
+	if leads, ok := c.reached[target]; ok {
+		return leads
+	}
+	if depth >= maxChain || len(c.reached) >= maxReached {
+		return false
+	}
+	if !within(target, g.wire) {
+		c.reached[target] = true
+		c.Outside = append(c.Outside, target)
+		return true
+	}
+	c.reached[target] = false // until it is known: what leads back here is a loop
+	if next := z.name(target, g); next != nil {
+		c.reached[target] = z.follow(r, g, next, target, depth+1, c)
+	}
+	return c.reached[target]
 }
 
 // within reports whether a name is a zone's or below it.

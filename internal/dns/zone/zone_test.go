@@ -14,7 +14,8 @@ import (
 	"portal/internal/intent"
 )
 
-func ask(t interface{ Fatal(...any) }, z *Zones, name string, typ uint16) *dns.Msg {
+// request is a query over TCP.
+func request(t interface{ Fatal(...any) }, name string, typ uint16) *Request {
 	m := new(dns.Msg)
 	m.SetQuestion(name, typ)
 	raw, _ := m.Pack()
@@ -22,7 +23,11 @@ func ask(t interface{ Fatal(...any) }, z *Zones, name string, typ uint16) *dns.M
 	if q.Parse(raw) != wire.OK {
 		t.Fatal("cannot ask for " + name)
 	}
-	out, outcome := z.Answer(make([]byte, 0, 65535), &Request{Query: &q, Limit: 65535})
+	return &Request{Query: &q, Limit: 65535}
+}
+
+func ask(t interface{ Fatal(...any) }, z *Zones, name string, typ uint16) *dns.Msg {
+	out, outcome := z.Answer(make([]byte, 0, 65535), request(t, name, typ))
 	if outcome == Foreign || outcome == Chase {
 		return nil
 	}
