@@ -51,10 +51,14 @@ func (l *limiter) check(from netip.Addr, q *wire.Query, out []byte, now time.Tim
 		h ^= maphash.Bytes(l.seed, q.Name()) + uint64(q.QType)
 	}
 	b := &l.buckets[h%uint64(len(l.buckets))]
-	ms := uint64(now.Sub(l.start).Milliseconds())
+	ms := uint32(now.Sub(l.start).Milliseconds()) // starts over after 50 days
 	for {
 		old := b.Load()
-		tokens := min(old&0xFFFFFFFF+(ms-min(ms, old>>32))*l.rate, l.rate*1000)
+		elapsed := ms - uint32(old>>32)
+		if -elapsed < 1<<16 {
+			elapsed = 0 // another goroutine has stored a later time
+		}
+		tokens := min(old&0xFFFFFFFF+uint64(elapsed)*l.rate, l.rate*1000)
 		if old == 0 {
 			tokens = l.rate * 1000
 		}
@@ -62,7 +66,7 @@ func (l *limiter) check(from netip.Addr, q *wire.Query, out []byte, now time.Tim
 		if allowed {
 			tokens -= 1000
 		}
-		if !b.CompareAndSwap(old, ms<<32|tokens) {
+		if !b.CompareAndSwap(old, uint64(ms)<<32|tokens) {
 			continue
 		}
 		switch {
