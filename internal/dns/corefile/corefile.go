@@ -152,15 +152,15 @@ func (c *Config) assemble(blocks []*block, cluster *block) error {
 		}
 	}
 	for _, b := range blocks {
-		if err := c.route(b); err != nil {
+		if err := c.route(b, owners); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// route adds the forwards of a server block.
-func (c *Config) route(b *block) error {
+// route adds the forwards of a server block. owners has the block of each zone.
+func (c *Config) route(b *block, owners map[string]*block) error {
 	taken := map[string]bool{}
 	for _, f := range b.forwards {
 		out := f.Forward
@@ -171,6 +171,9 @@ func (c *Config) route(b *block) error {
 				z = f.from
 			case !within(z, f.from):
 				continue
+			}
+			if owner := owners[longest(owners, z)]; owner != b {
+				return f.errorf("forward: queries for %s go to the server block at line %d and never come here", dotted(z), owner.line)
 			}
 			if taken[z] {
 				return f.errorf("forward: another one is for %s, too", dotted(z))
