@@ -119,7 +119,7 @@ func New(o Options) *Forwarder {
 // Metrics returns the collector of the forwarder's metrics.
 func (f *Forwarder) Metrics() *Metrics { return f.metrics }
 
-// Run expires cached failures until the context ends, then cancels what is under way and waits for it.
+// Run expires cached failures and idle connections until the context ends, then cancels what is under way and waits for it.
 func (f *Forwarder) Run(ctx context.Context) {
 	tick := time.NewTicker(failureTTL)
 	defer tick.Stop()
@@ -134,8 +134,11 @@ func (f *Forwarder) Run(ctx context.Context) {
 				u.closeIdle()
 			}
 			return
-		case <-tick.C:
+		case now := <-tick.C:
 			f.expireFailures()
+			for _, u := range f.upstreams {
+				u.expireIdle(now)
+			}
 		}
 	}
 }

@@ -111,12 +111,11 @@ type upstream struct {
 	foldsCase atomic.Bool
 
 	mu   sync.Mutex
-	idle []net.Conn // TCP and TLS
+	idle []idleConn // TCP and TLS, the one used last at the end
 }
 
 const (
 	maxFails      = 2
-	maxIdle       = 8
 	attempt       = 2 * time.Second
 	resendAfter   = 700 * time.Millisecond // over UDP, once: datagrams get lost
 	checkTimeout  = time.Second
@@ -324,9 +323,13 @@ var udpBuffers = sync.Pool{New: func() any { return new([4096]byte) }}
 
 func (u *upstream) exchangeStream(ctx context.Context, query []byte) ([]byte, error) {
 	if c := u.takeIdle(); c != nil {
-		if msg, err := u.converse(ctx, c, query); err == nil {
-			return msg, nil // otherwise the server had closed it: try a new one
+		part, cancel := halfway(ctx)
+		msg, err := u.converse(part, c, query)
+		cancel()
+		if err == nil {
+			return msg, nil
 		}
+		// The server has closed it, or a firewall on the way has forgotten it: a new one has the other half of the time.
 	}
 	c, err := u.dial(ctx)
 	if err != nil {
@@ -378,36 +381,6 @@ func (u *upstream) converse(ctx context.Context, c net.Conn, query []byte) ([]by
 		u.putIdle(c)
 	}
 	return msg, err
-}
-
-func (u *upstream) takeIdle() net.Conn {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if n := len(u.idle); n > 0 {
-		c := u.idle[n-1]
-		u.idle = u.idle[:n-1]
-		return c
-	}
-	return nil
-}
-
-func (u *upstream) putIdle(c net.Conn) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if len(u.idle) >= maxIdle {
-		c.Close()
-		return
-	}
-	u.idle = append(u.idle, c)
-}
-
-func (u *upstream) closeIdle() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for _, c := range u.idle {
-		c.Close()
-	}
-	u.idle = nil
 }
 
 // check runs health checks of an upstream until it passes one: it is asked for the root's name servers, and any response
