@@ -30,7 +30,7 @@ func (l Leftover) String() string { return fmt.Sprintf("%d %s (%s)", l.Count, l.
 // Find returns what kube-proxy left, or has: whether it runs can't be told.
 func Find(ctx context.Context) ([]Leftover, error) { return walk(ctx, false) }
 
-// Remove removes it and returns what it was. Chains of the kubelet and of others stay.
+// Remove removes it and returns what it has removed. Chains of the kubelet and of others stay.
 func Remove(ctx context.Context) ([]Leftover, error) { return walk(ctx, true) }
 
 func walk(ctx context.Context, remove bool) (out []Leftover, err error) {
@@ -74,14 +74,23 @@ func tools() (out []string) {
 // chains finds kube-proxy's chains with one variant of iptables, and removes them table by table, each in one step.
 func chains(ctx context.Context, tool string, remove bool) (Leftover, error) {
 	l := Leftover{What: "iptables chains", Where: tool}
-	text, err := run(ctx, "", tool+"-save")
+	save, err := run(ctx, "", tool+"-save")
 	if err != nil {
 		return l, err
 	}
-	script, count := removal(text)
+	script, count := removal(save)
 	l.Count = count
-	if remove && count > 0 {
-		_, err = run(ctx, script, tool+"-restore", "--noflush", "-w", "10")
+	if !remove || count == 0 {
+		return l, nil
+	}
+	if _, err = run(ctx, script, tool+"-restore", "--noflush", "-w", "10"); err != nil {
+		// Tables before the one that failed have been changed.
+		text, unknown := run(ctx, "", tool+"-save")
+		if unknown != nil {
+			text = save
+		}
+		_, left := removal(text)
+		l.Count -= left
 	}
 	return l, err
 }
@@ -159,11 +168,13 @@ func tables(ctx context.Context, remove bool) (Leftover, error) {
 		if len(words) != 3 || words[2] != "kube-proxy" {
 			continue
 		}
-		l.Count++
 		if remove {
-			_, err := run(ctx, "", "nft", "delete", "table", words[1], words[2])
-			errs = append(errs, err)
+			if _, err := run(ctx, "", "nft", "delete", "table", words[1], words[2]); err != nil {
+				errs = append(errs, err)
+				continue
+			}
 		}
+		l.Count++
 	}
 	return l, errors.Join(errs...)
 }
@@ -199,14 +210,20 @@ func servers(remove bool) (Leftover, error) {
 			if !on[ip.Unmap()] && (s.Port < 30000 || s.Port > 32767) {
 				continue
 			}
-			l.Count++
 			if remove {
-				err = errors.Join(err, handle.DelService(s))
+				if e := handle.DelService(s); e != nil {
+					err = errors.Join(err, e)
+					continue
+				}
 			}
+			l.Count++
 		}
 	}
 	if remove {
-		err = errors.Join(err, netlink.LinkDel(device))
+		if e := netlink.LinkDel(device); e != nil {
+			err = errors.Join(err, e)
+			l.Count--
+		}
 	}
 	if err != nil {
 		err = fmt.Errorf("IPVS: %w", err)
@@ -223,15 +240,37 @@ func sets(remove bool) (Leftover, error) {
 	}
 	var errs []error
 	for _, s := range all {
-		if !strings.HasPrefix(s.SetName, "KUBE-") {
+		if !proxySet(s.SetName) {
 			continue
 		}
-		l.Count++
 		if remove {
-			errs = append(errs, netlink.IpsetDestroy(s.SetName))
+			if err := netlink.IpsetDestroy(s.SetName); err != nil {
+				errs = append(errs, fmt.Errorf("destroy the IP set %s: %w", s.SetName, err))
+				continue
+			}
 		}
+		l.Count++
 	}
 	return l, errors.Join(errs...)
+}
+
+// setNames are kube-proxy's sets without what they begin with: KUBE-, or KUBE-6- for IPv6.
+var setNames = []string{
+	"LOOP-BACK", "CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL", "LOAD-BALANCER", "LOAD-BALANCER-LOCAL", "LOAD-BALANCER-FW",
+	"LOAD-BALANCER-SOURCE-IP", "LOAD-BALANCER-SOURCE-CIDR", "NODE-PORT-TCP", "NODE-PORT-LOCAL-TCP", "NODE-PORT-UDP", "NODE-PORT-LOCAL-UDP",
+	"NODE-PORT-SCTP-HASH", "NODE-PORT-LOCAL-SCTP-HASH", "HEALTH-CHECK-NODE-PORT", "IPVS-IPS",
+}
+
+// maxSetName is how long the kernel lets the name of a set be; kube-proxy cuts off what is more.
+const maxSetName = 31
+
+// proxySet says whether an IP set is kube-proxy's. Others that begin with KUBE- are those of kube-router, which k3s contains: KUBE-SRC-…
+// and KUBE-DST-…, for network policies.
+func proxySet(name string) bool {
+	return slices.ContainsFunc(setNames, func(n string) bool {
+		six := "KUBE-6-" + n
+		return name == "KUBE-"+n || name == six[:min(len(six), maxSetName)]
+	})
 }
 
 func run(ctx context.Context, stdin, name string, args ...string) (string, error) {

@@ -5,10 +5,14 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"portal/internal/nettest"
 )
 
 // leftovers are rules as kube-proxy makes them in its modes iptables and nftables, between those of the kubelet and others.
@@ -81,4 +85,42 @@ func TestRemovesWhatKubeProxyLeft(t *testing.T) {
 			t.Errorf("%s is gone:\n%s", keep, left)
 		}
 	}
+}
+
+// TestSets: kube-router's, which k3s has too, begin like kube-proxy's and stay. A set that is in use is not called removed.
+func TestSets(t *testing.T) {
+	nettest.InNamespace(t, func() {
+		const used = "KUBE-CLUSTER-IP"
+		others := []string{"KUBE-DST-VRIZ5NGAMLYWTKEO", "KUBE-SRC-IAZSKXVFHCKPV5TX", "inet6:KUBE-SRC-IAZSKXVFHCKPV5TX", "kube-router-pod-subnets", "KUBE-MINE"}
+		for _, name := range append([]string{
+			used, "KUBE-LOOP-BACK", "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-NODE-PORT-TCP", "KUBE-IPVS-IPS",
+			"KUBE-6-LOAD-BALANCER-SOURCE-CID", "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", // cut off
+		}, others...) {
+			if err := netlink.IpsetCreate(name, "hash:ip", netlink.IpsetCreateOptions{Family: unix.AF_INET}); err != nil {
+				t.Fatalf("create %s: %v", name, err)
+			}
+		}
+		rule := []string{"-A", "OUTPUT", "-m", "set", "--match-set", used, "dst", "-j", "ACCEPT"}
+		if out, err := exec.Command("iptables-nft", rule...).CombinedOutput(); err != nil {
+			t.Fatalf("iptables-nft %v: %v %s", rule, err, out)
+		}
+		if found, err := sets(false); err != nil || found.Count != 7 {
+			t.Errorf("found %v, %v, want 7", found, err)
+		}
+		if removed, err := sets(true); err == nil || !strings.Contains(err.Error(), used) || removed.Count != 6 {
+			t.Errorf("removed %v, %v, want 6 and an error about %s", removed, err, used)
+		}
+		left, err := netlink.IpsetListAll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, s := range left {
+			names = append(names, s.SetName)
+		}
+		slices.Sort(names)
+		if want := slices.Sorted(slices.Values(append(others, used))); !slices.Equal(names, want) {
+			t.Errorf("left: %v, want %v", names, want)
+		}
+	})
 }
