@@ -115,7 +115,7 @@ func (b *balancer) all(w *work, next *plan.Snapshot) error {
 	if err := b.kernel.director.configure(b.Options); err != nil {
 		return fmt.Errorf("set the timeouts of IPVS: %w", err)
 	}
-	if err := b.kernel.device.ensure(); err != nil {
+	if err := b.kernel.device.ensure(next.Facts.Families); err != nil {
 		return err
 	}
 	before, err := b.read()

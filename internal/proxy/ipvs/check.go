@@ -41,7 +41,7 @@ func (b *balancer) checkAddresses() error {
 	if !maps.Equal(held, b.held) {
 		return fmt.Errorf("%s has %d addresses, and not those it was given, which are %d", deviceName, len(held), len(b.held))
 	}
-	if err := b.kernel.device.routed(); err != nil {
+	if err := b.kernel.device.routed(b.facts.Families); err != nil {
 		return err
 	}
 	for a := range b.foreign {

@@ -133,9 +133,9 @@ func (f fakeDirector) close()                  {}
 
 type fakeDevice struct{ *fake }
 
-func (f fakeDevice) probe() error  { return nil }
-func (f fakeDevice) ensure() error { f.hasDevice = true; return nil }
-func (f fakeDevice) routed() error { return nil }
+func (f fakeDevice) probe() error                 { return nil }
+func (f fakeDevice) ensure([]intent.Family) error { f.hasDevice = true; return nil }
+func (f fakeDevice) routed([]intent.Family) error { return nil }
 
 func (f fakeDevice) list() (map[netip.Addr]bool, error) { return maps.Clone(f.addrs), nil }
 

@@ -43,10 +43,10 @@ type director interface {
 // it is where packets with our marks are led, so that the kernel takes them for its own whatever their address.
 type device interface {
 	probe() error
-	// ensure makes the device and the way there, or finds them.
-	ensure() error
+	// ensure makes the device and the way there for packets of some families, or finds them.
+	ensure([]intent.Family) error
 	// routed says what is missing of the routing rules and routes that bring packets with our marks here.
-	routed() error
+	routed([]intent.Family) error
 	// list are the addresses on the device; none where there is no device.
 	list() (map[netip.Addr]bool, error)
 	// elsewhere says whether another device has an address that ours has not.

@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"portal/internal/intent"
 )
 
 // deviceName is our device's. Whatever is on it is ours.
@@ -56,7 +58,7 @@ func missing(err error) bool {
 
 // ensure makes the device. It is up, since an IPv6 address on one that is down counts for nothing; without ARP, since
 // nobody is behind it.
-func (l *link) ensure() error {
+func (l *link) ensure(families []intent.Family) error {
 	found, err := l.find()
 	if missing(err) {
 		attrs := netlink.NewLinkAttrs()
@@ -79,23 +81,35 @@ func (l *link) ensure() error {
 	if err := l.LinkSetUp(found); err != nil {
 		return fmt.Errorf("set up the device %s: %w", deviceName, err)
 	}
-	return l.installRoutes()
+	return l.installRoutes(families)
 }
 
 // routeTable is where a packet with our mark finds that it is at its destination. The number is also that of the rule
 // that sends it there.
 const routeTable = 20560
 
+// bothFamilies is for removal: what is there may be from when the machine had IPv6.
+var bothFamilies = []intent.Family{intent.IPv4, intent.IPv6}
+
+// everywhere is the prefix of all addresses of a family, and the kernel's number of the family.
+func everywhere(f intent.Family) (*net.IPNet, int) {
+	if f == intent.IPv6 {
+		return &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}, netlink.FAMILY_V6
+	}
+	return &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, netlink.FAMILY_V4
+}
+
 // routingRules are about packets with our marks: those that a process here sends, or IPVS sends on, go where they would
 // without one; all others are for this node.
-func routingRules() (out []*netlink.Rule) {
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+func routingRules(families []intent.Family) (out []*netlink.Rule) {
+	for _, f := range families {
 		mask := uint32(markMask)
 		sent, here := netlink.NewRule(), netlink.NewRule()
 		sent.Priority, sent.IifName, sent.Table = routeTable-1, "lo", unix.RT_TABLE_MAIN
 		here.Priority, here.Table = routeTable, routeTable
 		for _, r := range []*netlink.Rule{sent, here} {
-			r.Family, r.Mark, r.Mask = family, markBase, &mask
+			_, r.Family = everywhere(f)
+			r.Mark, r.Mask = markBase, &mask
 			out = append(out, r)
 		}
 	}
@@ -103,21 +117,22 @@ func routingRules() (out []*netlink.Rule) {
 }
 
 // localRoutes are the routes in our table.
-func (l *link) localRoutes() (out []*netlink.Route) {
-	for _, all := range []string{"0.0.0.0/0", "::/0"} {
-		_, dst, _ := net.ParseCIDR(all)
-		out = append(out, &netlink.Route{Table: routeTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Dst: dst, LinkIndex: l.index})
+func (l *link) localRoutes(families []intent.Family) (out []*netlink.Route) {
+	for _, f := range families {
+		dst, family := everywhere(f)
+		out = append(out, &netlink.Route{Table: routeTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Family: family, Dst: dst, LinkIndex: l.index})
 	}
 	return out
 }
 
-func (l *link) installRoutes() error {
-	for _, r := range l.localRoutes() {
+// installRoutes makes those of the families in use: a kernel with IPv6 turned off refuses its routes.
+func (l *link) installRoutes(families []intent.Family) error {
+	for _, r := range l.localRoutes(families) {
 		if err := l.RouteReplace(r); err != nil {
 			return fmt.Errorf("make a local route in the table %d: %w", routeTable, err)
 		}
 	}
-	for _, r := range routingRules() {
+	for _, r := range routingRules(families) {
 		if there, err := l.has(r); err != nil {
 			return err
 		} else if there {
@@ -144,14 +159,14 @@ func (l *link) has(r *netlink.Rule) (bool, error) {
 	return false, nil
 }
 
-func (l *link) routed() error {
-	for _, r := range routingRules() {
+func (l *link) routed(families []intent.Family) error {
+	for _, r := range routingRules(families) {
 		if there, err := l.has(r); err != nil || !there {
 			return errors.Join(fmt.Errorf("the routing rule %d for our marks is missing", r.Priority), err)
 		}
 	}
-	for _, r := range l.localRoutes() {
-		list, err := l.RouteListFiltered(familyOf(r.Dst), r, netlink.RT_FILTER_TABLE)
+	for _, r := range l.localRoutes(families) {
+		list, err := l.RouteListFiltered(r.Family, r, netlink.RT_FILTER_TABLE)
 		if err != nil || len(list) == 0 {
 			return errors.Join(fmt.Errorf("the local route in the table %d is missing", routeTable), err)
 		}
@@ -159,31 +174,35 @@ func (l *link) routed() error {
 	return nil
 }
 
-func familyOf(n *net.IPNet) int {
-	if n.IP.To4() != nil {
-		return netlink.FAMILY_V4
-	}
-	return netlink.FAMILY_V6
-}
-
-// removeRoutes removes the rules and routes.
+// removeRoutes removes the rules and routes, as far as there are any.
 func (l *link) removeRoutes() error {
 	var errs []error
-	for _, r := range routingRules() {
-		if there, err := l.has(r); err != nil || !there {
-			errs = append(errs, err)
-		} else if err := l.RuleDel(r); err != nil {
-			errs = append(errs, fmt.Errorf("remove the routing rule %d: %w", r.Priority, err))
+	note := func(what string, err error) {
+		if err != nil && !absent(err) {
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
 		}
 	}
-	for _, r := range l.localRoutes() {
-		list, err := l.RouteListFiltered(familyOf(r.Dst), r, netlink.RT_FILTER_TABLE)
-		errs = append(errs, err)
+	for _, r := range routingRules(bothFamilies) {
+		there, err := l.has(r)
+		if there {
+			err = l.RuleDel(r)
+		}
+		note(fmt.Sprintf("remove the routing rule %d", r.Priority), err)
+	}
+	for _, r := range l.localRoutes(bothFamilies) {
+		list, err := l.RouteListFiltered(r.Family, r, netlink.RT_FILTER_TABLE)
+		note(fmt.Sprintf("list the routes of the table %d", routeTable), err)
 		for i := range list {
-			errs = append(errs, l.RouteDel(&list[i]))
+			note(fmt.Sprintf("remove a route of the table %d", routeTable), l.RouteDel(&list[i]))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// absent: there is no such rule or route, or the kernel was booted without its family. Then it has nobody who answers about rules
+// of the family (EAFNOSUPPORT) or about its routes (EOPNOTSUPP).
+func absent(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
 func (l *link) list() (map[netip.Addr]bool, error) {
