@@ -45,7 +45,7 @@ func (p *Proxy) acknowledge(ctx context.Context, delta *plan.Delta, refused *bac
 			p.Checks.Acknowledged(changes, p.snap.Facts)
 		}
 		if p.Flows != nil {
-			p.Flows.Acknowledged(changes, p.local.Local, p.traits.Relays)
+			p.Flows.Acknowledged(changes, p.snap, p.local.Local, p.traits.Relays)
 		}
 	}
 	if first || delta.Facts {

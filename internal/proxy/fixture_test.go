@@ -146,7 +146,9 @@ func (f *followed) note(c []plan.ServiceChange) { f.changes += len(c); f.calls++
 
 type flows struct{ followed }
 
-func (f *flows) Acknowledged(c []plan.ServiceChange, _ []netip.Addr, _ bool) { f.note(c) }
+func (f *flows) Acknowledged(c []plan.ServiceChange, _ *plan.Snapshot, _ []netip.Addr, _ bool) {
+	f.note(c)
+}
 
 type checks struct{ followed }
 

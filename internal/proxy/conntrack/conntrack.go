@@ -61,16 +61,18 @@ func New(table Table, log *slog.Logger, done Report) *Cleaner {
 }
 
 // Acknowledged notes the frontends of changed plans. What goes to an endpoint that still serves is left alone, also when
-// policies no longer choose it, and so is what a Service that is gone had: as with TCP. local are the node's addresses;
+// policies no longer choose it, and so is what a Service that is gone had: as with TCP. snap is what was acknowledged: flows
+// to an address that several Services ask for are judged by the one that has it. local are the node's addresses;
 // here says that the mode ends flows at this process: it looks after them itself, but for those from before it had them.
-func (c *Cleaner) Acknowledged(changes []plan.ServiceChange, local []netip.Addr, here bool) {
+func (c *Cleaner) Acknowledged(changes []plan.ServiceChange, snap *plan.Snapshot, local []netip.Addr, here bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	some, now := false, time.Now()
 	for i := range changes {
+		some = c.noteSuccessors(changes[i].Old, changes[i].New, snap, now) || some
 		if n := changes[i].New; n != nil {
-			some = c.note(changes[i].Old, n) || some
-			some = c.noteTCP(changes[i].Old, n, now) || some
+			some = c.note(changes[i].Old, n, snap) || some
+			some = c.noteTCP(changes[i].Old, n, snap, now) || some
 		}
 	}
 	if !some {
@@ -86,14 +88,38 @@ func (c *Cleaner) Acknowledged(changes []plan.ServiceChange, local []netip.Addr,
 	}
 }
 
+// noteSuccessors adds the frontends that a Service has given up to another one, whose plan need not have changed. One that it asks
+// for as before can only have gone to a Service that has changed, and is noted with that.
+func (c *Cleaner) noteSuccessors(old, now *plan.Service, snap *plan.Snapshot, at time.Time) (some bool) {
+	if old == nil {
+		return false
+	}
+	for _, f := range old.Frontends {
+		if n := now.Frontend(f.FrontendKey); n != nil && n.Kind == f.Kind {
+			continue
+		}
+		next := snap.Frontends[f.FrontendKey]
+		if next == nil || next.ID.Service == f.ID.Service {
+			continue
+		}
+		if next.Protocol == intent.TCP {
+			c.comes(next, at)
+			some = true
+		} else if s, ok := snap.Services[next.ID.Service].StillServing(next.ID); ok {
+			c.wanted[next.FrontendKey], some = s, true
+		}
+	}
+	return some
+}
+
 // note adds the frontends of those ports whose endpoints or frontends have changed.
-func (c *Cleaner) note(old, now *plan.Service) (some bool) {
+func (c *Cleaner) note(old, now *plan.Service, snap *plan.Snapshot) (some bool) {
 	for _, s := range now.Serving {
 		if same(old, now, s) {
 			continue
 		}
 		for _, f := range now.Frontends {
-			if f.ID == s.ID {
+			if f.ID == s.ID && snap.Holds(f) {
 				c.wanted[f.FrontendKey], some = s, true
 			}
 		}
@@ -101,16 +127,23 @@ func (c *Cleaner) note(old, now *plan.Service) (some bool) {
 	return some
 }
 
-// same says whether a port has the same endpoints and frontends as before: nothing can have become stale.
+// same says whether a port has the same endpoints and frontends as before: nothing can have become stale. A frontend of another kind
+// may have been another Service's before.
 func same(old, now *plan.Service, s plan.Serving) bool {
 	before, had := old.StillServing(s.ID)
-	return had && slices.Equal(before.Endpoints, s.Endpoints) && slices.Equal(keys(old, s.ID), keys(now, s.ID))
+	return had && slices.Equal(before.Endpoints, s.Endpoints) && slices.Equal(asked(old, s.ID), asked(now, s.ID))
 }
 
-func keys(s *plan.Service, id plan.PortID) (out []plan.FrontendKey) {
+// claim is a frontend that a Service asks for; its kind decides who gets it.
+type claim struct {
+	plan.FrontendKey
+	plan.Kind
+}
+
+func asked(s *plan.Service, id plan.PortID) (out []claim) {
 	for _, f := range s.Frontends {
 		if f.ID == id {
-			out = append(out, f.FrontendKey)
+			out = append(out, claim{f.FrontendKey, f.Kind})
 		}
 	}
 	return out

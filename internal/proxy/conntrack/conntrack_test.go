@@ -80,6 +80,13 @@ func planned(protocol intent.Protocol, endpoints ...string) *plan.Service {
 	return plan.For(&intent.Entry{Service: s, Slices: []*intent.Slice{slice}}, &plan.Facts{Families: []intent.Family{intent.IPv4}})
 }
 
+// only is a snapshot of one Service; nil: of none.
+func only(s *plan.Service) *plan.Snapshot {
+	snap := plan.NewSnapshot(&plan.Facts{})
+	snap.Set(intent.Key{Namespace: "ns", Name: "dns"}, s)
+	return snap
+}
+
 // TestStale is the table of what is ended when a plan changes.
 func TestStale(t *testing.T) {
 	const a, b = "10.244.0.1", "10.244.0.2"
@@ -123,7 +130,7 @@ func TestStale(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				kernel := &table{flows: []Flow{c.flow}}
 				cleaner := New(kernel, slog.New(slog.DiscardHandler), nil)
-				cleaner.Acknowledged([]plan.ServiceChange{{Key: intent.Key{Namespace: "ns", Name: "dns"}, Old: c.old, New: c.now}}, []netip.Addr{netip.MustParseAddr("192.0.2.1")}, c.here)
+				cleaner.Acknowledged([]plan.ServiceChange{{Key: intent.Key{Namespace: "ns", Name: "dns"}, Old: c.old, New: c.now}}, only(c.now), []netip.Addr{netip.MustParseAddr("192.0.2.1")}, c.here)
 				time.Sleep(handshake)
 				if _, err := cleaner.pass(); err != nil {
 					t.Error(err)
@@ -148,7 +155,7 @@ func TestPace(t *testing.T) {
 		one, two := planned(intent.UDP, "10.244.0.1"), planned(intent.UDP, "10.244.0.2")
 		start := time.Now()
 		for range 500 {
-			c.Acknowledged([]plan.ServiceChange{{Old: one, New: two}}, nil, false)
+			c.Acknowledged([]plan.ServiceChange{{Old: one, New: two}}, only(two), nil, false)
 			one, two = two, one
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -161,7 +168,7 @@ func TestPace(t *testing.T) {
 			t.Errorf("%d passes of 100 ms in 5 s", kernel.passed())
 		}
 		before := kernel.passed()
-		c.Acknowledged([]plan.ServiceChange{{Old: one, New: one}}, nil, false)
+		c.Acknowledged([]plan.ServiceChange{{Old: one, New: one}}, only(one), nil, false)
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		if kernel.passed() != before {
@@ -216,7 +223,8 @@ func TestFailedPassIsRepeated(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { c.Run(ctx) })
-		c.Acknowledged([]plan.ServiceChange{{Old: planned(intent.UDP, "10.244.0.1", "10.244.0.2"), New: planned(intent.UDP, "10.244.0.2")}}, nil, false)
+		before, now := planned(intent.UDP, "10.244.0.1", "10.244.0.2"), planned(intent.UDP, "10.244.0.2")
+		c.Acknowledged([]plan.ServiceChange{{Old: before, New: now}}, only(now), nil, false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if kernel.passed() > 8 {

@@ -33,24 +33,34 @@ func (d *departures) leave(e netip.AddrPort, at time.Time) {
 	d.left[e] = at
 }
 
+// comes notes a frontend that was not there, led nowhere, or was another Service's.
+func (c *Cleaner) comes(f *plan.Frontend, now time.Time) {
+	c.tcp[f.FrontendKey] = &departures{front: f, came: now}
+	c.earliest = earlier(c.earliest, now)
+	if c.newer != nil {
+		c.newer[f.FrontendKey] = f
+	}
+}
+
 // noteTCP notes which endpoints the TCP frontends of a Service have lost.
-func (c *Cleaner) noteTCP(old, next *plan.Service, now time.Time) (some bool) {
+func (c *Cleaner) noteTCP(old, next *plan.Service, snap *plan.Snapshot, now time.Time) (some bool) {
 	for _, f := range next.Frontends {
-		if f.Protocol != intent.TCP {
+		if f.Protocol != intent.TCP || !snap.Holds(f) {
 			continue
 		}
 		was := old.Frontend(f.FrontendKey)
 		if was == f {
 			continue
 		}
+		if was == nil || was.Kind != f.Kind || !was.Forwards() && f.Forwards() {
+			c.comes(f, now)
+			some = true
+			continue
+		}
 		if c.newer != nil {
 			c.newer[f.FrontendKey] = f
 		}
 		d := c.tcp[f.FrontendKey]
-		if was == nil || !was.Forwards() && f.Forwards() {
-			c.tcp[f.FrontendKey], some = &departures{front: f, came: now}, true
-			continue
-		}
 		if d != nil {
 			d.changed(f)
 		}

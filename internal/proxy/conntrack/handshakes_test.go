@@ -27,7 +27,7 @@ func TestHandshakesHaveTime(t *testing.T) {
 		now := planned(intent.TCP, a, b, c, d)
 		change := func(endpoints ...string) {
 			next := planned(intent.TCP, endpoints...)
-			cleaner.Acknowledged([]plan.ServiceChange{{Old: now, New: next}}, nil, false)
+			cleaner.Acknowledged([]plan.ServiceChange{{Old: now, New: next}}, only(next), nil, false)
 			now = next
 			synctest.Wait()
 		}
@@ -79,11 +79,11 @@ func TestHandshakesAreRetried(t *testing.T) {
 		cleaner := New(kernel, slog.New(slog.DiscardHandler), nil)
 		all, one, two := planned(intent.TCP, a, b, c), planned(intent.TCP, c), planned(intent.TCP, b, c)
 		kernel.during = func() { // b comes back while the pass is made
-			cleaner.Acknowledged([]plan.ServiceChange{{Old: one, New: two}}, nil, false)
+			cleaner.Acknowledged([]plan.ServiceChange{{Old: one, New: two}}, only(two), nil, false)
 		}
 		stop := run(t, cleaner)
 		defer stop()
-		cleaner.Acknowledged([]plan.ServiceChange{{Old: all, New: one}}, nil, false)
+		cleaner.Acknowledged([]plan.ServiceChange{{Old: all, New: one}}, only(one), nil, false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if want := []Flow{to(b), to(c)}; !slices.Equal(kernel.left(), want) {

@@ -126,7 +126,7 @@ func (s *suite) setAcknowledged(t *testing.T, e *intent.Entry) {
 	old := s.plan.Services[key]
 	s.plan.Set(key, plan.For(e, s.plan.Facts))
 	s.apply(t)
-	s.cleaner.Acknowledged([]plan.ServiceChange{{Key: key, Old: old, New: s.plan.Services[key]}}, s.node.addrs, s.current.Traits().Relays)
+	s.cleaner.Acknowledged([]plan.ServiceChange{{Key: key, Old: old, New: s.plan.Services[key]}}, s.plan, s.node.addrs, s.current.Traits().Relays)
 }
 
 // clean runs the cleaner of flows on the node.
