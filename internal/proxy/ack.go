@@ -84,9 +84,7 @@ func (p *Proxy) noteRefused(refused *backend.Refused) {
 				p.Log.Error("frontend was refused, the others are served", "frontend", k.String(), "err", err)
 			}
 		}
-		if again := time.Now().Add(refusedInterval); p.due.IsZero() || again.Before(p.due) {
-			p.due = again
-		}
+		p.dueBy(time.Now().Add(refusedInterval))
 	}
 	p.metrics.refused.Set(float64(len(keys)))
 	p.snap.Acknowledge(keys...)

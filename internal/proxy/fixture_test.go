@@ -132,9 +132,14 @@ func places(held map[plan.FrontendKey]*plan.Frontend) string {
 type addresses struct {
 	list    []netip.Addr
 	changed chan struct{}
+	fail    int // so many lists fail
 }
 
 func (a *addresses) List() (hostnet.Addresses, error) {
+	if a.fail > 0 {
+		a.fail--
+		return hostnet.Addresses{}, errors.New("the dump was interrupted")
+	}
 	return hostnet.Addresses{Local: a.list, Node: a.list}, nil
 }
 
@@ -189,7 +194,7 @@ func in(t *testing.T, change func(*Options), test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{T: t, cluster: intent.NewCluster(intent.Services, intent.EndpointSlices), kernel: &kernel{name: "nftables"}}
 		w.kernel.tooSoon = func() bool { return !w.cluster.Complete() }
-		w.local = &addresses{[]netip.Addr{netip.MustParseAddr("192.0.2.1")}, make(chan struct{}, 1)}
+		w.local = &addresses{list: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, changed: make(chan struct{}, 1)}
 		o := Options{
 			Cluster: w.cluster, Config: Config{Node: "n1", Families: []intent.Family{intent.IPv4}}, Modes: []backend.Mode{w.kernel}, Mode: "auto",
 			Local: w.local, Flows: &w.flows, Checks: &w.checks, Health: &Health{Node: func() *intent.Node { return w.cluster.Node("n1") }, Listed: func() bool { return w.cluster.Complete() }},

@@ -90,6 +90,7 @@ type Proxy struct {
 	// restUntil keeps syncs from taking all of a processor: the next one waits in proportion to what the last one cost.
 	restUntil time.Time
 	failures  int
+	unlisted  int // how often in a row this machine's addresses could not be listed
 	drift     drift
 	cleanup   sync.WaitGroup
 	reached   map[intent.Family]netip.Addr // a cluster IP of each family, see anyClusterIP
@@ -241,9 +242,7 @@ func (p *Proxy) queue() {
 			at = least
 		}
 	}
-	if p.due.IsZero() || at.Before(p.due) {
-		p.due = at
-	}
+	p.dueBy(at)
 }
 
 func (p *Proxy) families() []intent.Family { return p.Config.Families }
@@ -269,12 +268,25 @@ func (p *Proxy) sync(ctx context.Context) {
 	}
 	p.failures, p.notUntil = 0, time.Time{}
 	p.acknowledge(ctx, delta, refused, start)
+	if p.unlisted > 0 {
+		p.dueBy(time.Now().Add(jitter(backoff(p.unlisted))))
+	}
 }
+
+// dueBy sees to it that the next sync is no later than that.
+func (p *Proxy) dueBy(at time.Time) {
+	if p.due.IsZero() || at.Before(p.due) {
+		p.due = at
+	}
+}
+
+// backoff is how long to wait after so many failures in a row.
+func backoff(failures int) time.Duration { return min(minBackoff<<min(failures-1, 10), maxBackoff) }
 
 // failed schedules a retry: the same delta once more, since that is cheap; then a full sync.
 func (p *Proxy) failed(delta *plan.Delta, err error) {
 	p.failures++
-	wait := min(minBackoff<<min(p.failures-1, 10), maxBackoff)
+	wait := backoff(p.failures)
 	p.Log.Error("sync failed, retrying", "err", err, "failures", p.failures, "in", wait)
 	p.mu.Lock()
 	if p.failures > 1 {
@@ -317,9 +329,10 @@ func (p *Proxy) refreshFacts() {
 	}
 	local, err := p.Local.List()
 	if err != nil {
-		p.Log.Error("could not list the addresses of this machine, keeping the last known", "err", err)
+		p.unlisted++
+		p.Log.Error("could not list the addresses of this machine, keeping the last known", "err", err, "failures", p.unlisted)
 	} else {
-		p.local = local
+		p.local, p.unlisted = local, 0
 	}
 	p.newFacts = err != nil
 	facts := p.Config.facts(p.node, p.local, p.Cluster.ServicePrefixes(), p.traits.Traits)

@@ -217,6 +217,27 @@ func TestFacts(t *testing.T) {
 	})
 }
 
+// TestUnlistedAddresses: if listing this machine's addresses fails, it is tried again, less and less often, though nothing else changes.
+func TestUnlistedAddresses(t *testing.T) {
+	in(t, nil, func(w *world) {
+		w.listed()
+		w.local.list, w.local.fail = []netip.Addr{netip.MustParseAddr("192.0.2.7")}, 3
+		w.local.changed <- struct{}{}
+		w.settle()
+		w.after(300 * time.Millisecond)
+		if a := w.kernel.facts.NodePorts.Addrs; fmt.Sprint(a) != "[192.0.2.1]" {
+			w.Errorf("node ports are at %v though the addresses are not known", a)
+		}
+		w.after(time.Second)
+		if a := w.kernel.facts.NodePorts.Addrs; w.local.fail != 0 || fmt.Sprint(a) != "[192.0.2.7]" {
+			w.Errorf("node ports are at %v, and %d more lists would fail", a, w.local.fail)
+		}
+		if w.proxy.due != (time.Time{}) {
+			w.Error("another sync is due though nothing is left to do")
+		}
+	})
+}
+
 func TestChoose(t *testing.T) {
 	no := errors.New("the kernel has none")
 	for _, c := range []struct {
