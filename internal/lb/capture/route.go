@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"portal/internal/hostnet"
 )
 
 const (
@@ -44,7 +46,7 @@ func (t *table) route(wanted bool) error {
 		return err
 	}
 	routes, err := netlink.RouteListFiltered(t.family(), &netlink.Route{Table: routeTable}, netlink.RT_FILTER_TABLE)
-	if err != nil && !absent(err) {
+	if err != nil && !hostnet.Absent(err) {
 		return fmt.Errorf("list the routes of table %d: %w", routeTable, err)
 	}
 	if wanted && len(routes) == 0 {
@@ -74,7 +76,7 @@ func (t *table) route(wanted bool) error {
 		errs = append(errs, netlink.RouteDel(&routes[i]))
 	}
 	for _, err := range errs {
-		if err != nil && !absent(err) {
+		if err != nil && !hostnet.Absent(err) {
 			return fmt.Errorf("remove the route to the balancer: %w", err)
 		}
 	}
@@ -83,13 +85,8 @@ func (t *table) route(wanted bool) error {
 
 func (t *table) hasRule() (bool, error) {
 	list, err := netlink.RuleListFiltered(t.family(), &netlink.Rule{Priority: rulePriority, Table: routeTable}, netlink.RT_FILTER_PRIORITY|netlink.RT_FILTER_TABLE)
-	if err != nil && !absent(err) {
+	if err != nil && !hostnet.Absent(err) {
 		return false, fmt.Errorf("list the routing rules: %w", err)
 	}
 	return len(list) > 0, nil
-}
-
-// absent: there is no such thing, or nothing of the family.
-func absent(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"portal/internal/hostnet"
 	"portal/internal/intent"
 )
 
@@ -178,7 +179,7 @@ func (l *link) routed(families []intent.Family) error {
 func (l *link) removeRoutes() error {
 	var errs []error
 	note := func(what string, err error) {
-		if err != nil && !absent(err) {
+		if err != nil && !hostnet.Absent(err) {
 			errs = append(errs, fmt.Errorf("%s: %w", what, err))
 		}
 	}
@@ -197,12 +198,6 @@ func (l *link) removeRoutes() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// absent: there is no such rule or route, or the kernel was booted without its family. Then it has nobody who answers about rules
-// of the family (EAFNOSUPPORT) or about its routes (EOPNOTSUPP).
-func absent(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
 func (l *link) list() (map[netip.Addr]bool, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"portal/internal/hostnet"
 	"portal/internal/intent"
 	"portal/internal/plan"
 )
@@ -100,17 +101,11 @@ func closeReturn(f intent.Family) error {
 		netlink.RuleDel(returnRule(f)),
 		netlink.RouteDel(&netlink.Route{Table: returnTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Dst: everywhere(f)}),
 	} {
-		if err != nil && !absent(err) {
+		if err != nil && !hostnet.Absent(err) {
 			return err
 		}
 	}
 	return nil
-}
-
-// absent: there is no such rule or route, or the kernel was booted without its family. Then it has nobody who answers about rules
-// of the family (EAFNOSUPPORT) or about its routes (EOPNOTSUPP).
-func absent(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
 func returnRule(f intent.Family) *netlink.Rule {
