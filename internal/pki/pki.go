@@ -152,8 +152,15 @@ func (a *Authority) Rotate(force bool) (bool, error) {
 			return false, err
 		}
 	}
-	// The key is written last: until then the old key and its certificate, which is still in the bundle, remain in force.
-	if err := errors.Join(next.writeBundle(), next.writeCross(), next.writeKey(key)); err != nil {
+	// The key is written last, and only after the others: until then the old key and its certificate, which is still in
+	// the bundle, remain in force. A key without its certificate would stop the next start.
+	if err := next.writeBundle(); err != nil {
+		return false, err
+	}
+	if err := next.writeCross(); err != nil {
+		return false, err
+	}
+	if err := next.writeKey(key); err != nil {
 		return false, err
 	}
 	a.cert, a.key, a.cross, a.earlier = next.cert, next.key, next.cross, next.earlier

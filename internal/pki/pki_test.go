@@ -203,6 +203,43 @@ func TestInterruptedRotationKeepsTheOldAuthority(t *testing.T) {
 	}
 }
 
+// TestFailedRotationKeepsTheOldKey: a key without its certificate would stop the next start.
+func TestFailedRotationKeepsTheOldKey(t *testing.T) {
+	for _, unwritable := range []string{"ca.crt", "ca-cross.crt"} {
+		t.Run(unwritable, func(t *testing.T) {
+			dir := t.TempDir()
+			ca, err := Open(dir, DefaultLifetimes())
+			if err != nil {
+				t.Fatal(err)
+			}
+			old := ca.Own()[0]
+			// A folder that isn't empty can't be replaced by a file, not even by root.
+			path, aside := filepath.Join(dir, unwritable), filepath.Join(dir, "aside")
+			if err := os.Rename(path, aside); err != nil && !os.IsNotExist(err) {
+				t.Fatal(err)
+			}
+			if err := os.MkdirAll(filepath.Join(path, "full"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if rotated, err := ca.Rotate(true); rotated || err == nil {
+				t.Fatalf("rotated %v, error %v", rotated, err)
+			}
+			if err := os.RemoveAll(path); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(aside, path); err != nil && !os.IsNotExist(err) {
+				t.Fatal(err)
+			}
+			if ca, err = Open(dir, DefaultLifetimes()); err != nil {
+				t.Fatalf("the next start fails: %v", err)
+			}
+			if !ca.Own()[0].Equal(old) {
+				t.Error("the old certificate no longer signs")
+			}
+		})
+	}
+}
+
 // TestExpiredAuthorityIsReplaced: a server that was off for longer than its CA lived starts.
 func TestExpiredAuthorityIsReplaced(t *testing.T) {
 	dir := t.TempDir()
