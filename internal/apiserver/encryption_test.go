@@ -1,12 +1,17 @@
 package apiserver
 
 import (
+	"bytes"
 	"encoding/base64"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"portal/internal/store"
@@ -72,6 +77,66 @@ func TestEncryptionConfigEntries(t *testing.T) {
 				t.Errorf("%s has key %s: %v", resource, key, got)
 			}
 		}
+	}
+}
+
+// A full etcd can be opened with the keys that it knows and with a new one, which is registered when there is room again.
+func TestEncryptionOfAFullEtcd(t *testing.T) {
+	ctx := t.Context()
+	opts := store.DefaultOptions()
+	opts.Dir, opts.QuotaBytes = t.TempDir(), 8<<20
+	s, err := store.Open(ctx, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	box := func(name string) string {
+		return "{name: " + name + ", secret: " + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte(name), 32)) + "}"
+	}
+	withKeys := func(keys ...string) *encryption {
+		t.Helper()
+		file := write(t, encryptionHead+"resources:\n- {resources: [secrets], providers: [{secretbox: {keys: ["+strings.Join(keys, ", ")+"]}}]}\n")
+		e, err := openEncryption(ctx, s, EncryptionOptions{ConfigFile: file})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.close)
+		return e
+	}
+	has := func(e *encryption, want store.Header) bool {
+		t.Helper()
+		keys, _, err := e.view(e.transformers).RegisteredKeys(ctx, e.config.entries, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.Contains(keys, want)
+	}
+	withKeys(box("a"))
+	for i := 0; err == nil && i < 1000; i++ {
+		_, err = s.Client().Put(ctx, fmt.Sprint(store.Prefix, "/old/", i), string(make([]byte, 300_000)))
+	}
+	if !store.IsNoSpace(err) {
+		t.Fatalf("etcd is not full: %v", err)
+	}
+	e := withKeys(box("a"))
+	if err := e.look(ctx); err != nil {
+		t.Errorf("nothing has to be registered, and yet: %v", err)
+	}
+	e = withKeys(box("b"), box("a"))
+	added := store.Header{Provider: "secretbox", Key: "b"}
+	if has(e, added) {
+		t.Error("a full etcd has accepted the new key")
+	}
+	if _, err := s.Client().Delete(ctx, store.Prefix+"/old/", clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); s.Writable() != nil || e.look(ctx) != nil; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("etcd has room again: %v, %v", s.Writable(), e.look(ctx))
+		}
+	}
+	if !has(e, added) {
+		t.Error("the new key is not registered although there is room")
 	}
 }
 

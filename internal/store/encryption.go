@@ -263,6 +263,14 @@ func (o *RESTOptions) RegisterKeys(ctx context.Context, resources []schema.Group
 			continue
 		}
 		key := registrationOf(*header)
+		// A full etcd refuses even a transaction that would change nothing, and a server must start on it.
+		known, err := o.Store.client.KV.Get(ctx, key, clientv3.WithCountOnly())
+		if err != nil {
+			return fmt.Errorf("read %s from etcd: %w", key, err)
+		}
+		if known.Count > 0 {
+			continue
+		}
 		sealed, err := o.transformer(resource).TransformToStorage(ctx, []byte(registrationText), value.DefaultContext(key))
 		if err != nil {
 			return fmt.Errorf("encrypt with %s: %w", header, err)

@@ -95,7 +95,7 @@ type observedKV struct {
 func (k *observedKV) note(floor int64, header *etcdserverpb.ResponseHeader, err error) {
 	if err == nil {
 		k.revisions.observe(floor, header)
-	} else if isNoSpace(err) {
+	} else if IsNoSpace(err) {
 		k.noSpace()
 	}
 }
@@ -154,5 +154,5 @@ func (t *observedTxn) Commit() (*clientv3.TxnResponse, error) {
 	return resp, err
 }
 
-// isNoSpace says whether etcd refused a write because it is at its quota.
-func isNoSpace(err error) bool { return errors.Is(err, rpctypes.ErrNoSpace) }
+// IsNoSpace says whether etcd refused a write because it is at its quota.
+func IsNoSpace(err error) bool { return errors.Is(err, rpctypes.ErrNoSpace) }

@@ -353,7 +353,7 @@ func humanSize(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
 // explain makes of etcd's refusal an answer that says what is wrong and what to do.
 func (s *space) explain(err error) error {
-	if !isNoSpace(err) {
+	if !IsNoSpace(err) {
 		return err
 	}
 	why := *s.refused.Load()

@@ -160,7 +160,7 @@ func alarmedDir(t *testing.T) Options {
 	// Past Portal's own checks, as an older version did.
 	for i := range 1000 {
 		_, err := f.space.client.Put(t.Context(), fmt.Sprint(Prefix, "/old/", i), string(make([]byte, 300_000)))
-		if isNoSpace(err) {
+		if IsNoSpace(err) {
 			break
 		} else if err != nil {
 			t.Fatal(err)
