@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,6 +41,8 @@ type Deps struct {
 	Workers      int
 	// DiscoveryPeriod is how often new kinds are looked for.
 	DiscoveryPeriod time.Duration
+	// SyncTimeout is how long a kind that can't be listed holds up what needs all dependents of an object.
+	SyncTimeout time.Duration
 }
 
 // Controller is the collector.
@@ -51,12 +54,16 @@ type Controller struct {
 
 	mu     sync.RWMutex
 	mapper apimeta.RESTMapper
-	kinds  map[schema.GroupVersionResource]watched
+	kinds  map[schema.GroupVersionResource]*watched
+	// listed is set when every kind that can be listed has been, for the first time.
+	listed atomic.Bool
 }
 
 type watched struct {
 	stop   context.CancelFunc
 	synced cache.InformerSynced
+	since  time.Time // when it began to be listed
+	late   sync.Once // logs that it is left out
 }
 
 // Events come and go by themselves, and nothing owns them.
@@ -73,7 +80,10 @@ func New(deps Deps) (*Controller, error) {
 	if deps.DiscoveryPeriod == 0 {
 		deps.DiscoveryPeriod = 30 * time.Second
 	}
-	c := &Controller{Deps: deps, graph: newGraph(), kinds: map[schema.GroupVersionResource]watched{}}
+	if deps.SyncTimeout == 0 {
+		deps.SyncTimeout = 30 * time.Second
+	}
+	c := &Controller{Deps: deps, graph: newGraph(), kinds: map[schema.GroupVersionResource]*watched{}}
 	c.pods = podCollector{client: deps.Client, pods: deps.Pods, nodes: deps.Nodes, clock: deps.Clock, keep: deps.FinishedPods}
 	c.queue = queue.New(queue.Options{Name: "garbage_collector", FirstBackOff: 20 * time.Millisecond}, c.sync)
 	_, err := deps.Namespaces.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
@@ -168,7 +178,7 @@ func (c *Controller) newMapper() (apimeta.RESTMapper, error) {
 	return restmapper.NewDiscoveryRESTMapper(known), err
 }
 
-func (c *Controller) watchKind(ctx context.Context, gvr schema.GroupVersionResource, done *sync.WaitGroup) watched {
+func (c *Controller) watchKind(ctx context.Context, gvr schema.GroupVersionResource, done *sync.WaitGroup) *watched {
 	informer := metadatainformer.NewFilteredMetadataInformer(c.Metadata, gvr, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 	// Only what the graph needs is kept.
 	_ = informer.SetTransform(func(obj any) (any, error) {
@@ -190,11 +200,13 @@ func (c *Controller) watchKind(ctx context.Context, gvr schema.GroupVersionResou
 		},
 	})
 	ctx, stop := context.WithCancel(ctx)
+	w := &watched{stop: stop, synced: func() bool { return false }, since: c.Clock.Now()}
 	if err != nil { // an informer that was just made takes a handler
-		return watched{stop, func() bool { return false }}
+		return w
 	}
+	w.synced = handler.HasSynced
 	done.Go(func() { informer.RunWithContext(ctx) })
-	return watched{stop, handler.HasSynced}
+	return w
 }
 
 func keyOf(uid types.UID) queue.Key { return queue.Key{Name: string(uid)} }
@@ -245,16 +257,30 @@ func (c *Controller) wakeForeground(o *object) {
 	}
 }
 
-// allSynced reports whether every kind has been listed: only then is "nothing depends on it" known.
-func (c *Controller) allSynced() bool {
+// unsynced is how long to wait before it is known what depends on an object; zero if every kind has been listed. A kind
+// that can't be listed is left out after a while: one that its server fails to convert would stop all collection.
+func (c *Controller) unsynced(ctx context.Context) time.Duration {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	for _, w := range c.kinds {
-		if !w.synced() {
-			return false
-		}
+	if len(c.kinds) == 0 {
+		return unsyncedDelay
 	}
-	return len(c.kinds) > 0
+	var wait time.Duration
+	for gvr, w := range c.kinds {
+		if w.synced() {
+			continue
+		}
+		waited := c.Clock.Since(w.since)
+		if waited < c.SyncTimeout {
+			wait = max(wait, unsyncedDelay, waited/10) // less and less often: everything that has owners may be waiting
+			continue
+		}
+		w.late.Do(func() {
+			klog.FromContext(ctx).Error(nil, "a kind can't be listed, garbage is collected without it: its objects neither hold up nor are orphaned by the deletion of their owners",
+				"resource", gvr.String(), "waited", waited)
+		})
+	}
+	return wait
 }
 
 // resourceOf finds an owner's resource, and whether it is in namespaces.

@@ -16,7 +16,7 @@ import (
 	"portal/internal/controllers/queue"
 )
 
-// Until every kind has been listed, nothing is decided.
+// unsyncedDelay is the shortest time after which it is checked again whether every kind has been listed.
 const unsyncedDelay = 100 * time.Millisecond
 
 func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, error) {
@@ -24,8 +24,8 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 	if o == nil {
 		return queue.Result{}, nil
 	}
-	if !c.allSynced() {
-		return queue.Result{Again: unsyncedDelay}, nil
+	if wait := c.wait(ctx, o); wait > 0 {
+		return queue.Result{Again: wait}, nil
 	}
 	stray := false
 	var err error
@@ -47,6 +47,20 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 		return queue.Result{}, fmt.Errorf("%s %s/%s: %w", o.resource.Resource, o.namespace, o.name, err)
 	}
 	return queue.Result{}, nil
+}
+
+// wait is how long the sync of an object has to wait for kinds that haven't been listed. What ends only when no dependent is
+// left needs all of them. An object with owners needs none, since the API server is asked about each owner that is
+// missing; it waits only at the start, so that not every owner has to be asked for.
+func (c *Controller) wait(ctx context.Context, o *object) time.Duration {
+	if c.listed.Load() && !(o.deleting && (o.orphaning || o.foreground)) {
+		return 0
+	}
+	wait := c.unsynced(ctx)
+	if wait == 0 {
+		c.listed.Store(true)
+	}
+	return wait
 }
 
 // verdicts are what was found out about an object's owners.
@@ -81,7 +95,7 @@ func (c *Controller) collect(ctx context.Context, o *object) error {
 	case slices.Contains(live.Finalizers, metav1.FinalizerOrphanDependents):
 		policy = metav1.DeletePropagationOrphan
 	case slices.Contains(live.Finalizers, metav1.FinalizerDeleteDependents),
-		v.waiting && len(c.graph.dependentsOf(o.uid)) > 0:
+		v.waiting && (len(c.graph.dependentsOf(o.uid)) > 0 || c.unsynced(ctx) > 0): // it may have dependents of a kind that is new
 		policy = metav1.DeletePropagationForeground
 	}
 	if policy == metav1.DeletePropagationForeground && c.inCircle(o) {
