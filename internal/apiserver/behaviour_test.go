@@ -232,3 +232,25 @@ func envelope(raw []byte) []byte {
 	}
 	return append(out, raw...)
 }
+
+// TestAServiceWithAllNodePorts: Kubernetes stores and deletes it, so nobody expects a limit.
+func TestAServiceWithAllNodePorts(t *testing.T) {
+	t.Parallel()
+	ask := inProcess(t)
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "all"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort}}
+	for i := range int32(2700) {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p-", i), Port: i + 1})
+	}
+	body, err := json.Marshal(svc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time with the ports that the first has freed
+		if w := ask(http.MethodPost, servicesPath, "application/json", body); w.Code != http.StatusCreated {
+			t.Fatalf("%d %.500s", w.Code, w.Body)
+		}
+		if w := ask(http.MethodDelete, servicesPath+"/all", "application/json", nil); w.Code != http.StatusOK {
+			t.Fatalf("%d %.500s", w.Code, w.Body)
+		}
+	}
+}

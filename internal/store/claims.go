@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/kubernetes"
@@ -35,6 +36,21 @@ func Claimed(err error) (key string, ok bool) {
 	}
 	return "", false
 }
+
+// TooManyClaimsError says that etcd allows fewer operations in a transaction than an object's new claims need. Nothing was
+// written. It happens with an etcd outside only: the embedded one allows as many as there are ports.
+type TooManyClaimsError struct {
+	// Ops is how many operations the transaction has.
+	Ops   int
+	Cause error
+}
+
+func (e *TooManyClaimsError) Error() string {
+	return fmt.Sprintf("etcd refuses a transaction of %d operations: start it with --max-txn-ops=%d (%v)", e.Ops, max(MaxTxnOps, e.Ops), e.Cause)
+}
+
+// Unwrap is what etcd said.
+func (e *TooManyClaimsError) Unwrap() error { return e.Cause }
 
 // changes are the claims that come and go with one write. It travels in the context from the storage wrapper, which
 // knows the objects, to the key-value wrapper, which issues the transaction.
@@ -169,6 +185,28 @@ func (c *claimingKV) OptimisticDelete(ctx context.Context, key string, revision 
 
 func (d *changes) empty() bool { return d == nil || len(d.take) == 0 && len(d.free) == 0 }
 
+// groupSize is how many operations that free claims are grouped at most. Groups of groups of groups hold more of them than
+// there are ports, and fit into the 128 operations that etcd allows by default: one for the object, and three levels.
+const groupSize = 41
+
+// frees are the operations that free claims. Many of them are grouped into transactions within the transaction: etcd limits
+// the operations of a group together with those around it, and not the sum of all groups. So an object can always be
+// deleted, however many claims it came to hold. New claims can't be grouped, since a group's conditions don't stop the rest.
+func (c *claimingKV) frees(names []string) []clientv3.Op {
+	ops := make([]clientv3.Op, len(names))
+	for i, name := range names {
+		ops[i] = clientv3.OpDelete(c.prefix + name)
+	}
+	for len(ops) > groupSize {
+		var groups []clientv3.Op
+		for group := range slices.Chunk(ops, groupSize) {
+			groups = append(groups, clientv3.OpTxn(nil, group, nil))
+		}
+		ops = groups
+	}
+	return ops
+}
+
 // commit writes an object and its claims, all or nothing. If the object's revision moved, the response says so and
 // carries the object, so that the store tries again; if a claim is taken, the error names it.
 func (c *claimingKV) commit(ctx context.Context, key string, revision int64, op clientv3.Op, delta *changes,
@@ -189,9 +227,7 @@ func (c *claimingKV) commit(ctx context.Context, key string, revision int64, op 
 		then = append(then, clientv3.OpPut(full, string(value)))
 		otherwise = append(otherwise, clientv3.OpGet(full, clientv3.WithCountOnly()))
 	}
-	for _, name := range delta.free {
-		then = append(then, clientv3.OpDelete(c.prefix+name))
-	}
+	then = append(then, c.frees(delta.free)...)
 	resp, err := c.kv.Txn(ctx).If(conditions...).Then(then...).Else(otherwise...).Commit()
 	if err != nil {
 		return nil, nil, explainTxn(err, len(then))

@@ -79,7 +79,7 @@ func startEmbedded(ctx context.Context, opts Options) (*embedded, error) {
 	cfg.InitialCluster = initialCluster
 	cfg.ListenClientUrls, cfg.ListenPeerUrls = nil, nil
 	cfg.QuotaBackendBytes = opts.QuotaBytes + reserve(opts.QuotaBytes)
-	cfg.MaxTxnOps = MaxTxnOps
+	cfg.MaxTxnOps = embeddedTxnOps
 	cfg.MaxRequestBytes = 4 << 20
 	// Fewer entries kept in memory for followers, of which there are none.
 	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = 10_000, 500

@@ -25,9 +25,14 @@ type keyValue = mvccpb.KeyValue
 // Prefix is below what everything of Portal is kept in etcd.
 const Prefix = "/registry"
 
-// MaxTxnOps is how many operations a transaction may have: a Service with 100 ports needs one for each, and etcd's own
-// default of 128 is not far from that. An etcd outside must be started with --max-txn-ops of at least this.
-const MaxTxnOps = 1024
+const (
+	// MaxTxnOps is how many operations a transaction may have in an etcd outside that is started as the documentation
+	// says, with --max-txn-ops: a Service with 100 new node ports needs one for each, and etcd's own default of 128 is not
+	// far from that.
+	MaxTxnOps = 1024
+	// embeddedTxnOps is more than one Service can need, with every port there is: what costs is the transaction, not the limit.
+	embeddedTxnOps = 1 << 17
+)
 
 // Store is an open etcd.
 type Store struct {
@@ -129,10 +134,10 @@ func (s *Store) Check(ctx context.Context) error {
 	return nil
 }
 
-// explainTxn says what to do about an etcd that allows fewer operations in a transaction than Portal needs.
+// explainTxn tells apart that etcd allows fewer operations in a transaction than Portal needs.
 func explainTxn(err error, ops int) error {
 	if errors.Is(err, rpctypes.ErrTooManyOps) || strings.Contains(err.Error(), "too many operations") {
-		return fmt.Errorf("etcd refuses a transaction of %d operations: start it with --max-txn-ops=%d (%w)", ops, MaxTxnOps, err)
+		return &TooManyClaimsError{Ops: ops, Cause: err}
 	}
 	return err
 }

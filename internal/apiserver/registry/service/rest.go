@@ -150,6 +150,10 @@ func (a *Allocation) attempt(ctx context.Context, name string, trial bool, reque
 				continue
 			}
 		}
+		var many *store.TooManyClaimsError
+		if errors.As(err, &many) {
+			return choice.tooMany(name, many)
+		}
 		key, taken := store.Claimed(err)
 		if !taken {
 			return err
@@ -294,6 +298,16 @@ func (c *choice) conflict(name string, claim alloc.Claim) error {
 	default:
 		err = field.Invalid(spec.Child("ports").Index(c.portIndex(claim.Port)).Child("nodePort"), claim.Port, "port "+taken)
 	}
+	return c.invalid(name, err)
+}
+
+// tooMany is the answer to a request for more new ports than etcd takes at once.
+func (c *choice) tooMany(name string, err *store.TooManyClaimsError) error {
+	return c.invalid(name, field.Invalid(field.NewPath("spec", "ports"), len(c.last.Spec.Ports),
+		"too many new node ports for one request, add them in several: "+err.Error()))
+}
+
+func (c *choice) invalid(name string, err *field.Error) error {
 	if name == "" {
 		name = c.last.Name
 	}
