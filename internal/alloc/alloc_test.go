@@ -126,6 +126,28 @@ func TestCheckAddress(t *testing.T) {
 	}
 }
 
+// What is in use is never more than what there is: claims that a range has no place for don't count.
+func TestInUse(t *testing.T) {
+	b, _ := newAllocator(t, 30000, 30001)
+	for _, addr := range []string{"10.9.9.8", "10.9.9.9", "10.9.9.11", "fd00::", "fd00::1"} {
+		b.Taken(Claim{Addr: netip.MustParseAddr(addr)})
+	}
+	for _, c := range []struct {
+		prefix     string
+		used, size uint64
+	}{{"10.9.9.9/32", 0, 0}, {"10.9.9.8/30", 1, 2}, {"10.9.9.0/24", 3, 254}, {"fd00::/127", 1, 1}, {"fd00::/64", 1, 1<<64 - 2}} {
+		if used, size := b.InUse(netip.MustParsePrefix(c.prefix)); used != c.used || size != c.size {
+			t.Errorf("%s: %d of %d in use, want %d of %d", c.prefix, used, size, c.used, c.size)
+		}
+	}
+	for _, port := range []uint16{29999, 30001, 30002, 32000} { // the range was wider once
+		b.Taken(Claim{Port: port})
+	}
+	if used, size := b.PortsInUse(); used != 1 || size != 2 {
+		t.Errorf("%d of %d ports are in use, want 1 of 2", used, size)
+	}
+}
+
 // A range of 2^64 addresses costs no more than what is taken of it.
 func TestHugeRange(t *testing.T) {
 	b, _ := newAllocator(t, 1, 1, "fd00::/64")

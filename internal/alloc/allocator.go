@@ -118,24 +118,27 @@ func (a *Allocator) Freed(c Claim) {
 	a.freeUnlessReserved(c)
 }
 
-// InUse counts the claims in a range, for metrics.
+// InUse counts the allocated addresses of a range, for metrics, and those that it has. There may be claims on others, such as the
+// network's own address; they don't count, so that used is never more than size.
 func (a *Allocator) InUse(p netip.Prefix) (used, size uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	r := newAddressRange(p)
 	for c := range a.allocated {
-		if c.Addr.IsValid() && p.Contains(c.Addr) {
+		if c.Addr.IsValid() && r.usable(c.Addr) {
 			used++
 		}
 	}
-	return used, newAddressRange(p).size
+	return used, r.size
 }
 
-// PortsInUse counts the allocated node ports, for metrics.
+// PortsInUse counts the allocated node ports of the range, for metrics, and those that it has. Services keep ports of an earlier
+// range, which don't count.
 func (a *Allocator) PortsInUse() (used, size uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for c := range a.allocated {
-		if c.Port != 0 {
+		if a.ports.contains(c.Port) {
 			used++
 		}
 	}

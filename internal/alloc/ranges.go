@@ -83,14 +83,16 @@ func newPortRange(first, last uint16) *portRange {
 
 func (r *portRange) String() string { return fmt.Sprintf("%d-%d", r.first, r.last) }
 
+func (r *portRange) contains(p uint16) bool { return p >= r.first && p <= r.last }
+
 func (r *portRange) occupy(p uint16) {
-	if p >= r.first && p <= r.last {
+	if r.contains(p) {
 		r.space.occupy(uint64(p - r.first))
 	}
 }
 
 func (r *portRange) leave(p uint16) {
-	if p >= r.first && p <= r.last {
+	if r.contains(p) {
 		r.space.leave(uint64(p - r.first))
 	}
 }
