@@ -44,20 +44,29 @@ func (s *Server) ensureClusterInfo(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if current.Data[bootstrap.KubeconfigKey] == want {
+	// Nobody could sign one that is immutable for tokens to come.
+	immutable := current.Immutable != nil && *current.Immutable
+	if current.Data[bootstrap.KubeconfigKey] == want && !immutable {
 		s.hasAnnounced.Store(true)
 		return nil
-	}
-	if current.Immutable != nil && *current.Immutable {
-		return ignoreRace(client.Delete(ctx, current.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &current.UID}}))
 	}
 	if current.Data == nil {
 		current.Data = map[string]string{}
 	}
 	current.Data[bootstrap.KubeconfigKey] = want
-	if missing {
+	switch {
+	case missing:
 		_, err = client.Create(ctx, current, metav1.CreateOptions{})
-	} else {
+	case immutable:
+		err = replaceImmutable(current.UID, func(opts metav1.DeleteOptions) error {
+			return client.Delete(ctx, current.Name, opts)
+		}, func() error {
+			_, err := client.Create(ctx, &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Name: current.Name, Namespace: current.Namespace}, Data: current.Data,
+			}, metav1.CreateOptions{})
+			return err
+		})
+	default:
 		_, err = client.Update(ctx, current, metav1.UpdateOptions{})
 	}
 	if err == nil {

@@ -140,6 +140,16 @@ func TestSystemObjectsComeBack(t *testing.T) {
 			}
 			return err
 		}},
+		{"cluster-info made immutable", func() error {
+			_, err := core.ConfigMaps("kube-public").Patch(ctx, "cluster-info", types.MergePatchType, []byte(`{"immutable":true}`), metav1.PatchOptions{})
+			return err
+		}, func() error {
+			m, err := core.ConfigMaps("kube-public").Get(ctx, "cluster-info", metav1.GetOptions{})
+			if err == nil && (m.Immutable != nil || m.Data["kubeconfig"] == "") {
+				return fmt.Errorf("it is %+v", m)
+			}
+			return err
+		}},
 		{"namespace deleted", func() error {
 			namespaces := core.Namespaces()
 			if err := namespaces.Delete(ctx, corev1.NamespaceNodeLease, metav1.DeleteOptions{}); err != nil {
