@@ -3,13 +3,17 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+
+	"portal/internal/ensure"
 )
 
 // writeSlices writes one EndpointSlice for each port and family in use, and removes those no longer needed. The one of
@@ -25,19 +29,21 @@ func (e *serverEndpoints) writeSlices(ctx context.Context, members []netip.AddrP
 		current[list.Items[i].Name] = &list.Items[i]
 	}
 	for _, want := range slicesOf(members) {
-		old, exists := current[want.Name]
+		old := current[want.Name]
 		delete(current, want.Name)
-		switch {
-		case !exists:
-			_, err = client.Create(ctx, want, metav1.CreateOptions{})
-		case old.AddressType != want.AddressType:
-			err = client.Delete(ctx, want.Name, metav1.DeleteOptions{}) // the next pass creates it again
-		case !equality.Semantic.DeepEqual(old.Endpoints, want.Endpoints) || !equality.Semantic.DeepEqual(old.Ports, want.Ports):
-			want.ResourceVersion = old.ResourceVersion
-			_, err = client.Update(ctx, want, metav1.UpdateOptions{})
+		if old == nil { // or it is there, without its label
+			if old, err = client.Get(ctx, want.Name, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+				old = nil
+			} else if err != nil {
+				return err
+			}
 		}
+		wrote, err := ensure.Slice(ctx, client, old, want)
 		if err := ignoreRace(err); err != nil {
 			return err
+		}
+		if err == nil && wrote && old != nil && !maps.Equal(old.Labels, want.Labels) {
+			klog.InfoS("labels of an EndpointSlice of the kubernetes Service were repaired", "slice", want.Name, "had", old.Labels)
 		}
 	}
 	for name := range current {

@@ -3,12 +3,14 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -67,6 +69,18 @@ func TestSystemObjectsComeBack(t *testing.T) {
 		}
 		return nil
 	}
+	apiSlice := func() error {
+		slice, err := client.DiscoveryV1().EndpointSlices("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+		switch {
+		case err != nil:
+			return err
+		case !maps.Equal(slice.Labels, map[string]string{discoveryv1.LabelServiceName: "kubernetes"}):
+			return fmt.Errorf("it has the labels %v", slice.Labels)
+		case slice.AddressType != discoveryv1.AddressTypeIPv4 || len(slice.Endpoints) != 1 || slice.Endpoints[0].Addresses[0] != "192.0.2.1":
+			return fmt.Errorf("it has the endpoints %v", slice.Endpoints)
+		}
+		return nil
+	}
 	for _, c := range []struct {
 		name   string
 		hurt   func() error
@@ -107,6 +121,32 @@ func TestSystemObjectsComeBack(t *testing.T) {
 			_, err := client.DiscoveryV1().EndpointSlices("default").Get(ctx, "kubernetes", metav1.GetOptions{})
 			return err
 		}},
+		{"slice without its label", func() error {
+			_, err := client.DiscoveryV1().EndpointSlices("default").Patch(ctx, "kubernetes", types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"kubernetes.io/service-name":null}}}`), metav1.PatchOptions{})
+			return err
+		}, apiSlice},
+		{"slice of another Service", func() error {
+			_, err := client.DiscoveryV1().EndpointSlices("default").Patch(ctx, "kubernetes", types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"kubernetes.io/service-name":"other"}}}`), metav1.PatchOptions{})
+			return err
+		}, apiSlice},
+		{"slice hidden from proxies", func() error {
+			_, err := client.DiscoveryV1().EndpointSlices("default").Patch(ctx, "kubernetes", types.MergePatchType,
+				[]byte(`{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"other"}}}`), metav1.PatchOptions{})
+			return err
+		}, apiSlice},
+		{"slice of another family", func() error {
+			slices := client.DiscoveryV1().EndpointSlices("default")
+			if err := slices.Delete(ctx, "kubernetes", metav1.DeleteOptions{}); err != nil {
+				return err
+			}
+			_, err := slices.Create(ctx, &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, AddressType: discoveryv1.AddressTypeIPv6}, metav1.CreateOptions{})
+			if apierrors.IsAlreadyExists(err) { // the server was quicker
+				return nil
+			}
+			return err
+		}, apiSlice},
 		{"range deleted", func() error {
 			_, err := client.NetworkingV1().ServiceCIDRs().Patch(ctx, "kubernetes", types.MergePatchType,
 				[]byte(`{"metadata":{"finalizers":["networking.k8s.io/service-cidr-finalizer"]}}`), metav1.PatchOptions{})

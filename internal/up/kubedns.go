@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"portal/internal/clusterdns"
+	"portal/internal/ensure"
 )
 
 // KubeDNS makes sure that the Service kube-dns exists, at the tenth addresses of the ranges unless another Service has
@@ -87,12 +88,11 @@ func putSlice(ctx context.Context, client kubernetes.Interface, family discovery
 		return err
 	}
 	old, err := slicesOf.Get(ctx, want.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		_, err = slicesOf.Create(ctx, want, metav1.CreateOptions{})
-	case err == nil:
-		old.Endpoints, old.Ports, old.Labels = want.Endpoints, want.Ports, want.Labels
-		_, err = slicesOf.Update(ctx, old, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		old, err = nil, nil
+	}
+	if err == nil {
+		_, err = ensure.Slice(ctx, slicesOf, old, want)
 	}
 	return err
 }

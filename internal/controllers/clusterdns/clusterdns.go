@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -25,6 +24,7 @@ import (
 
 	"portal/internal/clusterdns"
 	"portal/internal/controllers/queue"
+	"portal/internal/ensure"
 )
 
 // Name is what --controllers calls it.
@@ -32,6 +32,8 @@ const Name = "cluster-dns"
 
 const (
 	managedBy = "cluster-dns.portal.dev"
+	// namePrefix is what the names of the controller's slices begin with. Slices for Pods have five other characters after kube-dns-.
+	namePrefix = clusterdns.ServiceName + "-nodes-"
 	// most is how many endpoints a slice can have.
 	most = 1000
 )
@@ -73,7 +75,7 @@ func New(deps Deps) (*Controller, error) {
 		},
 		deps.Slices: func(obj any) bool {
 			slice, ok := obj.(*discoveryv1.EndpointSlice)
-			return ok && slice.Namespace == metav1.NamespaceSystem && slice.Labels[discoveryv1.LabelManagedBy] == managedBy
+			return ok && slice.Namespace == metav1.NamespaceSystem && own(slice)
 		},
 	} {
 		notice := func(objs ...any) {
@@ -164,7 +166,7 @@ func Endpoints(nodes []*corev1.Node, families []corev1.IPFamily) []*discoveryv1.
 		for i := 0; i*most < len(endpoints); i++ {
 			out = append(out, &discoveryv1.EndpointSlice{
 				ObjectMeta: metav1.ObjectMeta{
-					Name: fmt.Sprintf("%s-nodes-%s-%d", clusterdns.ServiceName, strings.ToLower(string(family)), i), Namespace: metav1.NamespaceSystem,
+					Name: fmt.Sprintf("%s%s-%d", namePrefix, strings.ToLower(string(family)), i), Namespace: metav1.NamespaceSystem,
 					Labels: map[string]string{discoveryv1.LabelServiceName: clusterdns.ServiceName, discoveryv1.LabelManagedBy: managedBy},
 				},
 				AddressType: family, Endpoints: endpoints[i*most : min(len(endpoints), (i+1)*most)],
@@ -198,32 +200,27 @@ func ready(node *corev1.Node) bool {
 
 // write makes the controller's slices those that are wanted.
 func (c *Controller) write(ctx context.Context, want []*discoveryv1.EndpointSlice) (out queue.Result, err error) {
-	have, err := c.slices.List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: managedBy}))
+	all, err := c.slices.List(labels.Everything())
 	if err != nil {
 		return out, err
 	}
 	client := c.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
 	old := map[string]*discoveryv1.EndpointSlice{}
-	for _, slice := range have {
-		old[slice.Name] = slice
+	for _, slice := range all {
+		if own(slice) {
+			old[slice.Name] = slice
+		}
 	}
 	for _, slice := range want {
 		before := old[slice.Name]
 		delete(old, slice.Name)
-		switch {
-		case before == nil:
-			_, err = client.Create(ctx, slice, metav1.CreateOptions{})
-		case same(before, slice):
-			continue
-		default:
-			next := before.DeepCopy()
-			next.Labels, next.Endpoints, next.Ports = slice.Labels, slice.Endpoints, slice.Ports
-			_, err = client.Update(ctx, next, metav1.UpdateOptions{})
-		}
+		wrote, err := ensure.Slice(ctx, client, before, slice)
 		if err != nil {
 			return out, err
 		}
-		out.Writes++
+		if wrote {
+			out.Writes++
+		}
 	}
 	for name := range old {
 		if err := client.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -234,6 +231,7 @@ func (c *Controller) write(ctx context.Context, want []*discoveryv1.EndpointSlic
 	return out, nil
 }
 
-func same(a, b *discoveryv1.EndpointSlice) bool {
-	return equality.Semantic.DeepEqual(a.Labels, b.Labels) && equality.Semantic.DeepEqual(a.Endpoints, b.Endpoints) && equality.Semantic.DeepEqual(a.Ports, b.Ports)
+// own says that a slice is the controller's, by its label or, if somebody took that away, by its name.
+func own(slice *discoveryv1.EndpointSlice) bool {
+	return slice.Labels[discoveryv1.LabelManagedBy] == managedBy || strings.HasPrefix(slice.Name, namePrefix)
 }

@@ -2,7 +2,9 @@ package clusterdns
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -159,5 +162,52 @@ func TestCreated(t *testing.T) {
 	}
 	if list, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
 		t.Errorf("%d slices, %v", len(list.Items), err)
+	}
+}
+
+// TestForeignHands: a slice that somebody took the labels from, hid, or created with another family in the controller's place is what it
+// should be after one round, and goes when nobody serves names.
+func TestForeignHands(t *testing.T) {
+	nodes := []*corev1.Node{node("a", "10.244.1.0/24", "10.244.1.1", corev1.ConditionTrue)}
+	right := Endpoints(nodes, []corev1.IPFamily{corev1.IPv4Protocol})[0]
+	for name, hurt := range map[string]func(*discoveryv1.EndpointSlice){
+		"not managed":        func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelManagedBy) },
+		"managed by another": func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelManagedBy] = "other" },
+		"of no Service":      func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelServiceName) },
+		"hidden":             func(s *discoveryv1.EndpointSlice) { s.Labels["service.kubernetes.io/service-proxy-name"] = "other" },
+		"without labels":     func(s *discoveryv1.EndpointSlice) { s.Labels, s.Endpoints = nil, nil },
+		"of another family": func(s *discoveryv1.EndpointSlice) {
+			s.Labels, s.Endpoints, s.AddressType = nil, nil, discoveryv1.AddressTypeIPv6
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			slice := right.DeepCopy()
+			hurt(slice)
+			client := fake.NewClientset(slice)
+			c, _ := controller(t, client)
+			if err := errors.Join(c.Nodes.GetIndexer().Add(nodes[0]), c.Services.GetIndexer().Add(clusterdns.Service(clusterdns.TenthAddresses(c.Ranges))), c.Slices.GetIndexer().Add(slice)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			slices := client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
+			got, err := slices.Get(t.Context(), right.Name, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !maps.Equal(got.Labels, right.Labels) || got.AddressType != right.AddressType || len(got.Endpoints) != 1 || got.Endpoints[0].Addresses[0] != "10.244.1.1" {
+				t.Errorf("it is %+v", got)
+			}
+			if err := c.Nodes.GetIndexer().Delete(nodes[0]); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := slices.Get(t.Context(), right.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				t.Errorf("nobody serves names, and it is there: %v", err)
+			}
+		})
 	}
 }
