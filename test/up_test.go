@@ -31,7 +31,10 @@ func TestUpWithoutNetwork(t *testing.T) {
 			resolves("at first")
 			kubectl := ".cache/bin/portal kubectl -n kube-system "
 			const want = "10.96.0.10 kube-dns-ipv4 kube-dns-ipv6"
-			for _, harm := range []string{"delete service kube-dns", "delete endpointslices --all"} {
+			for _, harm := range []string{
+				"delete service kube-dns", "delete endpointslices --all", "label endpointslices --all kubernetes.io/service-name-",
+				`patch service kube-dns --type=merge -p '{"spec":{"type":"ExternalName","externalName":"a.example"}}'`,
+			} {
 				m.do(t, kubectl+harm)
 				eventually(t, 20*time.Second, "kube-dns after "+harm, func() string {
 					got := m.do(t, kubectl+"get service/kube-dns -o jsonpath={.spec.clusterIP}; echo; "+

@@ -167,7 +167,7 @@ func (d *upDNS) String() string {
 	for _, a := range d.virtual {
 		at = append(at, a.String())
 	}
-	if len(at) == 0 {
+	if len(at) == 0 && len(d.listen) > 0 {
 		at = []string{d.listen[0].String()}
 	}
 	where := strings.Join(at, ", ")

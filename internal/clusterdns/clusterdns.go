@@ -44,6 +44,7 @@ func Service(addrs []netip.Addr) *corev1.Service {
 			Labels: map[string]string{"k8s-app": ServiceName, "kubernetes.io/name": "Portal"},
 		},
 		Spec: corev1.ServiceSpec{
+			Type:           corev1.ServiceTypeClusterIP,
 			IPFamilyPolicy: ptr.To(corev1.IPFamilyPolicyPreferDualStack),
 			Ports: []corev1.ServicePort{
 				{Name: "dns", Protocol: corev1.ProtocolUDP, Port: Port, TargetPort: intstr.FromInt32(Port)},
@@ -68,6 +69,33 @@ func Addresses(svc *corev1.Service) (out []netip.Addr) {
 		}
 	}
 	return out
+}
+
+// LostAddresses says that a kube-dns is of no use: it is an ExternalName, or headless with no Pods behind it. One that selects Pods is
+// somebody's own.
+func LostAddresses(svc *corev1.Service) bool {
+	return svc.Spec.Type == corev1.ServiceTypeExternalName || len(Addresses(svc)) == 0 && len(svc.Spec.Selector) == 0
+}
+
+// Repaired is a kube-dns that was an ExternalName, at the given cluster IPs or, without any, at those that it is given. Its selector and
+// ports stay.
+func Repaired(svc *corev1.Service, addrs []netip.Addr) *corev1.Service {
+	svc, spec := svc.DeepCopy(), Service(addrs).Spec
+	spec.Selector = svc.Spec.Selector
+	if len(svc.Spec.Ports) > 0 {
+		spec.Ports = svc.Spec.Ports
+	}
+	svc.Spec = spec
+	return svc
+}
+
+// ToExternalName is a headless kube-dns on its way to be Repaired.
+func ToExternalName(svc *corev1.Service) *corev1.Service {
+	svc = svc.DeepCopy()
+	svc.Spec = corev1.ServiceSpec{
+		Type: corev1.ServiceTypeExternalName, ExternalName: "kube-dns.invalid", Selector: svc.Spec.Selector, Ports: svc.Spec.Ports,
+	}
+	return svc
 }
 
 // Announcement is the annotation's value for these addresses.

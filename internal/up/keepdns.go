@@ -15,8 +15,8 @@ import (
 	"portal/internal/ensure"
 )
 
-// KeepDNS creates kube-dns again, with the cluster IPs at which the DNS server listens, when somebody deletes it, and its
-// endpoints if there are any. It returns when ctx ends.
+// KeepDNS creates kube-dns again, with the cluster IPs at which the DNS server listens, when somebody deletes it or takes its addresses
+// away, and its endpoints if there are any. It returns when ctx ends.
 func KeepDNS(ctx context.Context, client kubernetes.Interface, virtual, endpoints []netip.Addr) {
 	failing := map[string]bool{}
 	report := func(name string, err error) {
@@ -29,10 +29,7 @@ func KeepDNS(ctx context.Context, client kubernetes.Interface, virtual, endpoint
 	objects := []ensure.Object{{
 		Name: "service kube-system/" + clusterdns.ServiceName,
 		Ensure: func(ctx context.Context) error {
-			_, err := services.Get(ctx, clusterdns.ServiceName, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				_, err = services.Create(ctx, clusterdns.Service(virtual), metav1.CreateOptions{})
-			}
+			_, err := ensureService(ctx, client, virtual)
 			return ignoreExists(err)
 		},
 		Watch: func(ctx context.Context) (watch.Interface, error) {

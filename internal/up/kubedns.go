@@ -14,24 +14,36 @@ import (
 	"k8s.io/utils/ptr"
 
 	"portal/internal/clusterdns"
+	"portal/internal/clusterdns/publish"
 	"portal/internal/ensure"
 )
 
-// KubeDNS makes sure that the Service kube-dns exists, at the tenth addresses of the ranges unless another Service has
-// them, and returns its cluster IPs.
+// KubeDNS makes sure that the Service kube-dns exists and has cluster IPs, the tenth addresses of the ranges unless another Service has
+// them, and returns these.
 func KubeDNS(ctx context.Context, client kubernetes.Interface, ranges []netip.Prefix) ([]netip.Addr, error) {
-	services := client.CoreV1().Services(metav1.NamespaceSystem)
-	svc, err := services.Get(ctx, clusterdns.ServiceName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		svc, err = services.Create(ctx, clusterdns.Service(clusterdns.TenthAddresses(ranges)), metav1.CreateOptions{})
-		if apierrors.IsInvalid(err) { // another Service has the address: any will do
-			svc, err = services.Create(ctx, clusterdns.Service(nil), metav1.CreateOptions{})
-		}
-	}
+	svc, err := ensureService(ctx, client, clusterdns.TenthAddresses(ranges), nil)
 	if err != nil {
 		return nil, fmt.Errorf("service %s: %w", clusterdns.ServiceName, err)
 	}
-	return clusterdns.Addresses(svc), nil
+	addrs := clusterdns.Addresses(svc)
+	if len(addrs) == 0 {
+		return nil, fmt.Errorf("service %s/%s is headless and selects Pods: start with --dns none if these serve DNS, or delete it",
+			metav1.NamespaceSystem, clusterdns.ServiceName)
+	}
+	return addrs, nil
+}
+
+// ensureService creates or repairs kube-dns where needed, at the first of the choices of addresses that can be had.
+func ensureService(ctx context.Context, client kubernetes.Interface, choices ...[]netip.Addr) (*corev1.Service, error) {
+	services := client.CoreV1().Services(metav1.NamespaceSystem)
+	svc, err := services.Get(ctx, clusterdns.ServiceName, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		svc = nil
+	case err != nil:
+		return nil, err
+	}
+	return publish.Service(ctx, services, svc, choices...)
 }
 
 // EndpointAddrs are the endpoints behind the DNS server's cluster IPs: an address for each family, in the ranges that Pods

@@ -18,11 +18,11 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	discoverylisters "k8s.io/client-go/listers/discovery/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
 	"portal/internal/clusterdns"
+	"portal/internal/clusterdns/publish"
 	"portal/internal/controllers/queue"
 	"portal/internal/ensure"
 )
@@ -116,26 +116,22 @@ func (c *Controller) sync(ctx context.Context) (queue.Result, error) {
 	case apierrors.IsNotFound(err) && len(nodes) == 0:
 		return c.write(ctx, nil)
 	case apierrors.IsNotFound(err):
-		return queue.Result{}, c.create(ctx) // the watch brings it, and with it the families of its slices
+		return queue.Result{}, c.ensureService(ctx, nil)
 	case err != nil:
 		return queue.Result{}, err
+	case clusterdns.LostAddresses(svc) && len(nodes) > 0:
+		return queue.Result{}, c.ensureService(ctx, svc)
 	case len(svc.Spec.Selector) > 0:
 		return c.write(ctx, nil) // somebody's Pods serve names
 	}
 	return c.write(ctx, Endpoints(nodes, svc.Spec.IPFamilies))
 }
 
-// create makes kube-dns at the tenth addresses, or elsewhere if another Service has them.
-func (c *Controller) create(ctx context.Context) error {
-	services := c.Client.CoreV1().Services(metav1.NamespaceSystem)
-	svc, err := services.Create(ctx, clusterdns.Service(clusterdns.TenthAddresses(c.Ranges)), metav1.CreateOptions{})
-	if apierrors.IsInvalid(err) {
-		svc, err = services.Create(ctx, clusterdns.Service(nil), metav1.CreateOptions{})
-	}
-	if err == nil {
-		klog.FromContext(ctx).Info("kube-dns created", "clusterIPs", svc.Spec.ClusterIPs)
-	}
-	if apierrors.IsAlreadyExists(err) { // the watch brings it
+// ensureService creates or repairs kube-dns, at the tenth addresses or, if another Service has them, elsewhere. The watch brings it, and
+// with it the families of its slices.
+func (c *Controller) ensureService(ctx context.Context, svc *corev1.Service) error {
+	_, err := publish.Service(ctx, c.Client.CoreV1().Services(metav1.NamespaceSystem), svc, clusterdns.TenthAddresses(c.Ranges), nil)
+	if apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) { // the watch brings that one
 		return nil
 	}
 	return err

@@ -135,6 +135,12 @@ func TestController(t *testing.T) {
 	becomes("somebody deletes kube-dns", "10.96.0.10 10.244.2.1")
 	must(nil, client.DiscoveryV1().EndpointSlices("kube-system").Delete(ctx, "kube-dns-nodes-ipv4-0", metav1.DeleteOptions{}))
 	becomes("somebody deletes its endpoints", "10.96.0.10 10.244.2.1")
+	for _, spec := range []corev1.ServiceSpec{{Type: corev1.ServiceTypeExternalName, ExternalName: "a.example"}, {ClusterIP: corev1.ClusterIPNone, ClusterIPs: []string{corev1.ClusterIPNone}}} {
+		svc := clusterdns.Service(nil)
+		svc.Spec = spec
+		must(services.Update(ctx, svc, metav1.UpdateOptions{}))
+		becomes("somebody takes its addresses away", "10.96.0.10 10.244.2.1")
+	}
 	theirs := clusterdns.Service(nil)
 	theirs.Spec.ClusterIP, theirs.Spec.Selector = "10.96.0.99", map[string]string{"k8s-app": "kube-dns"}
 	must(services.Update(ctx, theirs, metav1.UpdateOptions{}))
