@@ -128,7 +128,7 @@ func openEncryption(ctx context.Context, s *store.Store, opts EncryptionOptions)
 	e.warnUnknown()
 	view := e.view(e.transformers)
 	if err := view.RegisterKeys(ctx, e.config.entries); store.IsNoSpace(err) {
-		// Nothing is encrypted with an unregistered key until etcd accepts writes again; look registers it then.
+		// A full etcd takes no encrypted value either. When it has room again, look registers the key, within lookEvery.
 		klog.ErrorS(err, "a key could not be registered because etcd is full, retrying", "in", lookEvery)
 	} else if err != nil {
 		return nil, err

@@ -18,13 +18,13 @@ import (
 	"portal/internal/proxy/foreign"
 )
 
-// Flows hears which plans are in sync, to delete flows that lead nowhere; snap says which Service has a frontend, and is to be read
+// Flows is notified which plans are in sync, to delete flows that lead nowhere; snap says which Service has a frontend, and is to be read
 // during the call only; here: the mode ends flows at this process. It must not block.
 type Flows interface {
 	Acknowledged(changes []plan.ServiceChange, snap *plan.Snapshot, local []netip.Addr, here bool)
 }
 
-// Checks hears which plans are in sync, to answer balancers' health checks. It must not block.
+// Checks is notified which plans are in sync, to answer balancers' health checks. It must not block.
 type Checks interface {
 	Acknowledged(changes []plan.ServiceChange, facts *plan.Facts)
 }

@@ -66,7 +66,7 @@ func TestManyClaims(t *testing.T) {
 }
 
 // An etcd outside may allow no more than 128 operations in a transaction. An object that has grown beyond that can shrink
-// and be deleted; what claims too much at once is told which flag to set.
+// and be deleted; the error for too many claims at once names the flag to set.
 func TestManyClaimsOutside(t *testing.T) {
 	f := openWith(t, outside(t))
 	err := f.create(t, "a", numbers(0, 200)...)

@@ -31,7 +31,7 @@ type Table interface {
 	Delete(family intent.Family, protocol intent.Protocol, match func(Flow) bool) (int, error)
 }
 
-// Report hears of each pass over the table of a family: how many flows were ended, how long it took, and what failed.
+// Report is called after each pass over the table of a family: how many flows were ended, how long it took, and what failed.
 type Report func(family intent.Family, deleted int, took time.Duration, err error)
 
 // Cleaner ends stale flows.
