@@ -53,6 +53,52 @@ func TestMistakesGetClearAnswers(t *testing.T) {
 		}
 	})
 
+	t.Run("balancer address in unusual writing", func(t *testing.T) {
+		w := ask(http.MethodPatch, servicesPath+"/lb/status", "application/merge-patch+json", []byte(`{"status":{"loadBalancer":{"ingress":[{"ip":"2001:DB8::7"}]}}}`))
+		if warning := w.Header().Get("Warning"); w.Code != 200 || !strings.Contains(warning, "status.loadBalancer.ingress[0]") {
+			t.Errorf("%d, warning %q", w.Code, warning)
+		}
+	})
+
+	t.Run("a Service that exists", func(t *testing.T) {
+		for name, held := range map[string]func(*corev1.Service) string{
+			"held-address": func(svc *corev1.Service) string {
+				return fmt.Sprintf(`"clusterIP":%q,"ports":[{"port":80}]`, svc.Spec.ClusterIP)
+			},
+			"held-port": func(svc *corev1.Service) string {
+				return fmt.Sprintf(`"type":"NodePort","ports":[{"port":80,"nodePort":%d}]`, svc.Spec.Ports[0].NodePort)
+			},
+		} {
+			w := ask(http.MethodPost, servicesPath, plain, fmt.Appendf(nil, `{"metadata":{"name":%q},"spec":{"type":"NodePort","ports":[{"port":80}]}}`, name))
+			var svc corev1.Service
+			if err := json.Unmarshal(w.Body.Bytes(), &svc); err != nil || w.Code != 201 {
+				t.Fatalf("%d %v", w.Code, err)
+			}
+			body := func(name string) []byte {
+				return fmt.Appendf(nil, `{"metadata":{"name":%q},"spec":{%s}}`, name, held(&svc))
+			}
+			for _, query := range []string{"", "?dryRun=All"} {
+				if w := ask(http.MethodPost, servicesPath+query, plain, body(name)); w.Code != 409 || status(t, w.Body.Bytes()).Reason != metav1.StatusReasonAlreadyExists {
+					t.Errorf("%s%s again: %d %s", name, query, w.Code, w.Body)
+				}
+				if w := ask(http.MethodPost, servicesPath+query, plain, body("another")); w.Code != 422 {
+					t.Errorf("%s%s by another: %d %s", name, query, w.Code, w.Body)
+				}
+			}
+		}
+	})
+
+	t.Run("selected by namespace", func(t *testing.T) {
+		for path, want := range map[string]int{
+			"/apis/networking.k8s.io/v1/ipaddresses": 200, "/apis/networking.k8s.io/v1/servicecidrs": 200,
+			"/apis/networking.k8s.io/v1/ingressclasses": 200, "/api/v1/nodes": 400, "/api/v1/namespaces": 400,
+		} {
+			if w := ask(http.MethodGet, path+"?fieldSelector=metadata.namespace%3Dx", "", nil); w.Code != want {
+				t.Errorf("%s: %d %s", path, w.Code, w.Body)
+			}
+		}
+	})
+
 	t.Run("pools of others' addresses", func(t *testing.T) {
 		if w := ask(http.MethodPost, "/api/v1/nodes", plain, []byte(`{"metadata":{"name":"pooled"},"spec":{"podCIDR":"10.1.2.0/24","podCIDRs":["10.1.2.0/24"]}}`)); w.Code != 201 {
 			t.Fatal(w.Body)

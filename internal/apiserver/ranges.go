@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	genericserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/tools/cache"
@@ -88,7 +89,8 @@ func usableRanges(list []*networkingv1.ServiceCIDR, own []netip.Prefix) []netip.
 	})
 	out := slices.Clone(own)
 	for _, cidr := range list {
-		if cidr.DeletionTimestamp != nil || meta.IsStatusConditionFalse(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady) {
+		ready := meta.FindStatusCondition(cidr.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
+		if cidr.DeletionTimestamp != nil || ready != nil && ready.Status != metav1.ConditionTrue {
 			continue
 		}
 		for _, p := range servicerange.Prefixes(cidr) {

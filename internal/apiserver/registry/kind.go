@@ -106,6 +106,8 @@ type Status[T any, P Object[T]] struct {
 	Prepare func(ctx context.Context, obj, old P)
 	// Validate validates the new status.
 	Validate func(ctx context.Context, obj, old P) field.ErrorList
+	// Warnings are sent to the user with a successful response; nil: there are none.
+	Warnings func(ctx context.Context, obj, old P) []string
 	// Reset are the fields that server-side apply must not own through the subresource.
 	Reset []fieldpath.Path
 }

@@ -92,7 +92,8 @@ func (k *Kind[T, P]) AddToScheme(scheme *runtime.Scheme) error {
 		scheme.AddTypeDefaultingFunc(k.NewList(), func(list any) { eachItem[T, P](list.(runtime.Object), k.Default) })
 	}
 	known := map[string]bool{"metadata.name": true}
-	if !k.ClusterScoped {
+	// The reference takes a selector by namespace also for kinds that are in none, unless they have fields of their own.
+	if !k.ClusterScoped || len(k.SelectableFields) == 0 {
 		known["metadata.namespace"] = true
 	}
 	for _, name := range k.SelectableFields {

@@ -126,8 +126,11 @@ func (s statusStrategy[T, P]) ValidateUpdate(ctx context.Context, obj, old runti
 	return s.kind.Status.Validate(ctx, obj.(P), old.(P))
 }
 
-func (s statusStrategy[T, P]) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
-	return nil
+func (s statusStrategy[T, P]) WarningsOnUpdate(ctx context.Context, obj, old runtime.Object) []string {
+	if s.kind.Status.Warnings == nil {
+		return nil
+	}
+	return s.kind.Status.Warnings(ctx, obj.(P), old.(P))
 }
 
 func (s statusStrategy[T, P]) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {

@@ -33,8 +33,6 @@ func New() registry.Resource {
 		Default:        setDefaults,
 		Validate:       validate,
 		ValidateUpdate: validateUpdate,
-		// The reference takes a selector by namespace here too, though nothing is in one.
-		SelectableFields: []string{"metadata.namespace"},
 		Columns: []registry.Column[networkingv1.IngressClass]{
 			{
 				Name: "Controller", Description: "Controller that is responsible for handling this class",

@@ -91,7 +91,6 @@ func NewIPAddress(svc *corev1.Service, addr netip.Addr) *networkingv1.IPAddress 
 			Name:              addr.String(),
 			UID:               uuid.NewUUID(),
 			CreationTimestamp: metav1.Now().Rfc3339Copy(),
-			Generation:        1,
 			Labels: map[string]string{
 				networkingv1.LabelIPAddressFamily: family,
 				networkingv1.LabelManagedBy:       "ipallocator.k8s.io",

@@ -38,6 +38,7 @@ func New() *registry.Kind[corev1.Service, *corev1.Service] {
 		Status: &registry.Status[corev1.Service, *corev1.Service]{
 			Prepare:  PrepareStatus,
 			Validate: ValidateStatus,
+			Warnings: StatusWarnings,
 			Reset:    []fieldpath.Path{fieldpath.MakePathOrDie("spec")},
 		},
 		Reset: []fieldpath.Path{fieldpath.MakePathOrDie("status")},

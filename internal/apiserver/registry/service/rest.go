@@ -68,6 +68,10 @@ func (r *allocatingREST) Create(ctx context.Context, obj runtime.Object, validat
 	validate = (&charge{}).create(validate)
 	var out runtime.Object
 	err := r.allocation.attempt(ctx, name, dryrun.IsDryRun(options.DryRun), func(ctx context.Context) (err error) {
+		ctx.Value(choiceKey{}).(*choice).exists = func() bool {
+			_, err := r.REST.Get(ctx, name, &metav1.GetOptions{})
+			return name != "" && err == nil
+		}
 		out, err = r.REST.Create(ctx, obj.DeepCopyObject(), validate, options)
 		return err
 	})
@@ -179,6 +183,8 @@ type choice struct {
 	reservation *alloc.Reservation
 	trial       bool
 	full        bool
+	// exists says, to a request that creates, whether there is a Service of that name.
+	exists func() bool
 	// asked are the ports that the user asked for, which are not chosen for anything else in the same Service.
 	asked map[int32]bool
 	// last is the object as it was last handed to the store, to name the field of a conflict.
@@ -267,10 +273,10 @@ func (c *choice) checkFree(key string) error {
 	if err != nil {
 		return err
 	}
-	if claimed {
+	if claimed && (c.exists == nil || !c.exists()) {
 		return errTaken
 	}
-	return nil
+	return nil // a Service that exists may hold it itself: that it exists is the answer then
 }
 
 // taken is what clients look for in the message.

@@ -18,6 +18,17 @@ func Warnings(_ context.Context, svc, _ *corev1.Service) []string {
 	return append(uselessWarnings(svc), spellingWarnings(spec)...)
 }
 
+// StatusWarnings are about addresses of balancers that are written in such a way.
+func StatusWarnings(_ context.Context, svc, _ *corev1.Service) (out []string) {
+	path := field.NewPath("status", "loadBalancer", "ingress")
+	for i, in := range svc.Status.LoadBalancer.Ingress {
+		if in.IP != "" {
+			out = append(out, validation.GetWarningsForIP(path.Index(i), in.IP)...)
+		}
+	}
+	return out
+}
+
 func uselessWarnings(svc *corev1.Service) (out []string) {
 	spec := &svc.Spec
 	_, hints := svc.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
