@@ -3,9 +3,11 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -186,8 +188,19 @@ func (w *worker) run(ctx context.Context) {
 		w.mu.Lock()
 	}
 	w.mu.Unlock()
-	for {
-		next := w.step(ctx)
+	for panics := 0; ; {
+		next, err := w.try(ctx)
+		if err != nil {
+			// What others report does not shorten the wait: a step that panics again and again must not keep a processor busy.
+			panics++
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(panicBackoff(panics)):
+			}
+			continue
+		}
+		panics = 0
 		w.mu.Lock()
 		over := w.forgot
 		w.mu.Unlock()
@@ -205,6 +218,26 @@ func (w *worker) run(ctx context.Context) {
 		case <-timer:
 		}
 	}
+}
+
+// try makes a step. One that panics has failed: what is wrong with one Pod must not end the agent, and with it what the node does for all
+// others.
+func (w *worker) try(ctx context.Context) (next time.Time, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+			w.mu.Lock() // step gave it back
+			defer w.mu.Unlock()
+			w.agent.Log.Error("sync of a Pod panicked, retrying", "pod", w.pod.Name, "namespace", w.pod.Namespace, "err", err, "stack", string(debug.Stack()))
+			w.event(true, "FailedSync", "The node's agent failed to sync the Pod and tries again: "+err.Error())
+		}
+	}()
+	return w.step(ctx), nil
+}
+
+// panicBackoff is how long to wait after so many steps in a row have panicked.
+func panicBackoff(panics int) time.Duration {
+	return min(retryDelay<<min(panics-1, 16), maxPanicBackoff)
 }
 
 // step decides once.
@@ -331,6 +364,9 @@ func containerOf(spec *corev1.PodSpec, name string) *corev1.Container {
 
 // maxMessage is the most that an Event or a status says: what it quotes may be a container's or a registry's, and anything.
 const maxMessage = 1 << 10
+
+// maxPanicBackoff is the longest wait after a panic. A Pod that is changed or deleted meanwhile is looked at then.
+const maxPanicBackoff = time.Minute
 
 // listTimeout is how long a Pod that is found waits for its shim. One that says nothing can still be ended.
 const listTimeout = 30 * time.Second

@@ -299,7 +299,7 @@ func TestActiveDeadline(t *testing.T) {
 
 // TestRejected: no container of the Pod is said to wait for anything, also when the node looks at it again.
 func TestRejected(t *testing.T) {
-	w := newWorld(t, corev1.PodSpec{Containers: named("a"), InitContainers: named("b")}, nil)
+	w := newWorld(t, corev1.PodSpec{Containers: named("a"), InitContainers: append(sidecars("s"), named("b")...)}, nil)
 	for _, why := range []*Rejection{{"OutOfpods", "too many"}, nil} {
 		d := w.life.Next(Input{Pod: w.pod, Observed: w.seen, Now: w.now, Reject: why})
 		if len(d.Actions) != 0 || d.Status.Phase != corev1.PodFailed || len(d.Status.ContainerStatuses)+len(d.Status.InitContainerStatuses) != 0 {

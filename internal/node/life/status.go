@@ -244,9 +244,11 @@ func (s *step) conditions(out *corev1.PodStatus) {
 			unready = append(unready, out.ContainerStatuses[i].Name)
 		}
 	}
-	for i := range s.spec().InitContainers {
-		if sidecar(&s.spec().InitContainers[i]) && !out.InitContainerStatuses[i].Ready {
-			unready = append(unready, s.spec().InitContainers[i].Name)
+	for i := range out.InitContainerStatuses {
+		c := &out.InitContainerStatuses[i]
+		// By name, because a Pod that was rejected has no statuses of its containers.
+		if !c.Ready && slices.ContainsFunc(s.spec().InitContainers, func(in corev1.Container) bool { return in.Name == c.Name && sidecar(&in) }) {
+			unready = append(unready, c.Name)
 		}
 	}
 	reason, message := "ContainersNotReady", fmt.Sprintf("containers with unready status: %v", unready)
