@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/storage/names"
 
 	"portal/internal/apiserver/tokens"
@@ -202,12 +201,9 @@ func tokenVolume(name string) corev1.Volume {
 	}}}
 }
 
-// validateMirror denies what would give a node, by a Pod of its own making, what is not its business. Others who write such a
-// Pod could as well write an ordinary one.
+// validateMirror denies a mirror Pod all that its account would otherwise decide about: a node must not get by a Pod of its own making
+// what is not its business, and nobody may get around the Secrets that an account lists by means of an annotation.
 func validateMirror(a admission.Attributes, pod *corev1.Pod) error {
-	if who := a.GetUserInfo(); who == nil || !slices.Contains(who.GetGroups(), user.NodesGroup) {
-		return nil
-	}
 	refuse := func(what string) error {
 		return admission.NewForbidden(a, errors.New("a mirror Pod may not use "+what))
 	}

@@ -16,6 +16,7 @@ import (
 var (
 	yes, no = true, false
 	someone = &user.DefaultInfo{Name: "joe"}
+	admin   = &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}
 	node    = &user.DefaultInfo{Name: "system:node:n", Groups: []string{user.NodesGroup}}
 )
 
@@ -111,7 +112,7 @@ func TestAccountsOfPods(t *testing.T) {
 	}
 }
 
-// TestMirrorPods: the kubelet's mirror Pods stay as they are, and get nothing by what they name.
+// TestMirrorPods: mirror Pods stay as they are, and get nothing by what they name, whoever creates them.
 func TestMirrorPods(t *testing.T) {
 	p := plugin(bare("default"))
 	mirror := func(change func(*corev1.Pod)) *corev1.Pod {
@@ -136,11 +137,10 @@ func TestMirrorPods(t *testing.T) {
 		},
 		"a token": volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}}),
 	} {
-		if err := admit(t, p, mirror(change), node); !apierrors.IsForbidden(err) {
-			t.Errorf("%s of a node's: %v", name, err)
-		}
-		if err := admit(t, p, mirror(change), someone); err != nil {
-			t.Errorf("%s of somebody else's: %v", name, err)
+		for who, u := range map[string]user.Info{"a node": node, "somebody else": someone, "an administrator": admin} {
+			if err := admit(t, p, mirror(change), u); !apierrors.IsForbidden(err) {
+				t.Errorf("%s, by %s: %v", name, who, err)
+			}
 		}
 	}
 }
