@@ -114,7 +114,7 @@ func (w *worker) runHook(ctx context.Context, pod *corev1.Pod, action life.RunHo
 		select {
 		case <-ctx.Done():
 			err = ctx.Err()
-		case <-time.After(time.Duration(handler.Sleep.Seconds) * time.Second):
+		case <-time.After(life.Seconds(handler.Sleep.Seconds)):
 		}
 	} else {
 		var check probe.Check

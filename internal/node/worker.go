@@ -273,7 +273,7 @@ func (w *worker) view() *corev1.Pod {
 	pod := w.pod.DeepCopy()
 	if w.deleted && pod.DeletionTimestamp == nil {
 		grace := ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, 30)
-		pod.DeletionTimestamp = ptr.To(metav1.NewTime(time.Now().Add(time.Duration(grace) * time.Second)))
+		pod.DeletionTimestamp = ptr.To(metav1.NewTime(time.Now().Add(life.Seconds(grace))))
 		pod.DeletionGracePeriodSeconds = &grace
 	}
 	status := w.writer.last.DeepCopy()

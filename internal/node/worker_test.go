@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -57,6 +58,24 @@ func TestPanic(t *testing.T) {
 	<-ended
 	if text := log.String(); strings.Count(text, "panicked") != 1 || !strings.Contains(text, "life.go") || !strings.Contains(text, "pod=p") {
 		t.Errorf("logged:\n%s", text)
+	}
+}
+
+// TestLongGrace: a Pod that is gone from the API has its grace period, however long that is, and so has a hook that sleeps.
+func TestLongGrace(t *testing.T) {
+	grace := int64(math.MaxInt64)
+	pod := &corev1.Pod{Spec: corev1.PodSpec{TerminationGracePeriodSeconds: &grace, Containers: []corev1.Container{{
+		Name: "c", Lifecycle: &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: grace}}},
+	}}}}
+	w := newWorker(&Agent{Options: Options{NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}}, pod, nil)
+	w.deleted = true
+	if at := w.view().DeletionTimestamp; at.Year() < 2200 {
+		t.Errorf("it is to have ended by %s", at)
+	}
+	hook := life.Hook{Container: "c", Run: "r", PreStop: true}
+	w.runHook(t.Context(), pod, life.RunHook{Hook: hook, Timeout: 50 * time.Millisecond})
+	if got := w.observed.Hooks[hook]; got.Failure == "" {
+		t.Errorf("the hook did not sleep: %+v", got)
 	}
 }
 

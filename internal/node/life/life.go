@@ -4,11 +4,13 @@
 package life
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 
 	"portal/internal/restarts"
 )
@@ -303,11 +305,12 @@ func (s *step) end() {
 		if s.deleted.IsZero() {
 			s.deleted = s.Now
 		}
-		grace := seconds(pod.DeletionGracePeriodSeconds, 0)
+		grace := Seconds(ptr.Deref(pod.DeletionGracePeriodSeconds, 0))
 		deadline := s.deleted.Add(grace)
 		// The API says when it is to have ended. That counts if the deletion is seen late, by an agent that was away: an earlier one may
 		// have begun. Clocks of machines differ a little.
-		if asked := pod.DeletionTimestamp.Time; asked.Add(clockDifference).Before(deadline) {
+		// The API server's arithmetic overflows with the longest grace periods: its time means nothing then.
+		if asked := pod.DeletionTimestamp.Time; grace < longest && asked.Add(clockDifference).Before(deadline) {
 			deadline = s.deleted.Add(min(grace, leastGrace))
 			if asked.After(deadline) {
 				deadline = asked
@@ -334,7 +337,7 @@ func (s *step) end() {
 		s.ending = &ending{deadline: s.Now.Add(evictionGrace), reason: s.Evict.Reason, message: s.Evict.Message, evicted: true}
 		s.tell("", Event{Warning: true, Reason: s.Evict.Reason, Message: s.Evict.Message})
 	case pod.Spec.ActiveDeadlineSeconds != nil && started != nil && !s.finished():
-		end := started.Add(seconds(pod.Spec.ActiveDeadlineSeconds, 0))
+		end := started.Add(Seconds(*pod.Spec.ActiveDeadlineSeconds))
 		if s.Now.Before(end) {
 			s.wake(end)
 			return
@@ -348,13 +351,16 @@ func terminal(phase corev1.PodPhase) bool {
 	return phase == corev1.PodSucceeded || phase == corev1.PodFailed
 }
 
-func (s *step) grace() time.Duration { return seconds(s.spec().TerminationGracePeriodSeconds, 30) }
+func (s *step) grace() time.Duration {
+	return Seconds(ptr.Deref(s.spec().TerminationGracePeriodSeconds, 30))
+}
 
-func seconds(n *int64, or int64) time.Duration {
-	if n != nil {
-		or = *n
-	}
-	return time.Duration(max(or, 0)) * time.Second
+// longest is the longest time that Seconds says.
+const longest = math.MaxInt64 / time.Second * time.Second
+
+// Seconds is so many seconds, longest at most and none if it is less than that: the API takes any number.
+func Seconds(n int64) time.Duration {
+	return time.Duration(min(max(n, 0), int64(longest/time.Second))) * time.Second
 }
 
 // clean stops the sandbox of a Pod that has ended, and forgets it once it is deleted.

@@ -2,6 +2,7 @@ package life
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -191,6 +192,27 @@ func TestForcedDeletion(t *testing.T) {
 	w.delete(0)
 	w.until(minute)
 	w.want("0s sandbox", "0s a started", "0s event Killing", "0s a SIGKILL", "0s a ended", "0s sandbox stopped", "0s forgotten")
+}
+
+// TestLongGrace: a grace period that is longer than a time.Duration is a long one, also if the API server reckoned wrongly with it.
+func TestLongGrace(t *testing.T) {
+	for _, grace := range []int64{9_223_372_036, 9_223_372_037, math.MaxInt64} {
+		spec := corev1.PodSpec{Containers: named("a"), TerminationGracePeriodSeconds: &grace, ActiveDeadlineSeconds: ptr.To[int64](60)}
+		w := newWorld(t, spec, map[string]script{"a": {ignoreTerm: true}}).until(2 * minute)
+		w.want("0s sandbox", "0s a started", "1m0s event DeadlineExceeded", "1m0s event Killing", "1m0s a SIGTERM")
+
+		spec.ActiveDeadlineSeconds = &grace
+		w = newWorld(t, spec, map[string]script{"a": {ignoreTerm: true}}).until(minute)
+		w.delete(grace)
+		w.until(time.Hour)
+		w.want("0s sandbox", "0s a started", "1m0s event Killing", "1m0s a SIGTERM")
+
+		spec.Containers[0].LivenessProbe = &corev1.Probe{TerminationGracePeriodSeconds: &grace}
+		w = newWorld(t, spec, map[string]script{"a": {ignoreTerm: true}}).until(minute)
+		w.seen.Probes[Probe{"a", "a-0", Liveness}] = ProbeResult{}
+		w.until(time.Hour)
+		w.want("0s sandbox", "0s a started", "1m0s event Killing", "1m0s a SIGTERM")
+	}
 }
 
 func TestPreStop(t *testing.T) {

@@ -148,7 +148,7 @@ func (s *step) tend(c *corev1.Container, r *Run) {
 		if known && !result.Success {
 			grace := s.grace()
 			if probe.TerminationGracePeriodSeconds != nil {
-				grace = seconds(probe.TerminationGracePeriodSeconds, 0)
+				grace = Seconds(*probe.TerminationGracePeriodSeconds)
 			}
 			s.stop(c, r, s.Now.Add(grace), Event{
 				Reason:  "Killing",
