@@ -68,7 +68,7 @@ func (w *worker) resumeExternal() {
 		if !ok || c.State.Running == nil {
 			continue
 		}
-		w.startExternal(id, c.Name, c.RestartCount, 0, c.State.Running.StartedAt.Time)
+		w.startExternal(id, runMeta{Container: c.Name, Attempt: c.RestartCount}, c.State.Running.StartedAt.Time)
 		w.observed.Hooks[life.Hook{Container: c.Name, Run: id}] = life.HookResult{Done: true}
 		if c.Started != nil && *c.Started {
 			w.observed.Probes[life.Probe{Container: c.Name, Run: id, Kind: life.Startup}] = life.ProbeResult{Success: true}
@@ -80,9 +80,10 @@ func (w *worker) resumeExternal() {
 }
 
 // startExternal notes a run that somebody else began.
-func (w *worker) startExternal(id, container string, attempt int32, backoff time.Duration, at time.Time) {
-	meta, _ := json.Marshal(runMeta{Container: container, Image: externalpod.Image, Attempt: attempt, Backoff: backoff})
-	w.statuses[id] = &shim.Status{ID: id, Sandbox: externalSandbox, Started: at, Meta: meta}
+func (w *worker) startExternal(id string, meta runMeta, at time.Time) {
+	meta.Image = externalpod.Image
+	text, _ := json.Marshal(meta)
+	w.statuses[id] = &shim.Status{ID: id, Sandbox: externalSandbox, Started: at, Meta: text}
 }
 
 // carryOutExternal does what was decided, where it is other than for Pods that run here. It is called with the worker's lock.
@@ -94,7 +95,7 @@ func (w *worker) carryOutExternal(action life.Action) bool {
 		w.observed.Sandbox = life.SandboxStopped
 	case life.StartContainer:
 		id := fmt.Sprintf("%s-%d-%s", action.Container, action.Attempt, strings.ReplaceAll(string(uuid.NewUUID()), "-", "")[:8])
-		w.startExternal(id, action.Container, action.Attempt, action.Backoff, time.Now().UTC())
+		w.startExternal(id, runMeta{Container: action.Container, Attempt: action.Attempt, Round: action.Round, Backoff: action.Backoff}, time.Now().UTC())
 		for _, old := range w.outdated(action.Container) {
 			delete(w.statuses, old)
 		}

@@ -250,7 +250,7 @@ func (a *Agent) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1.
 		Log:   shim.Log{Path: filepath.Join(sandbox.LogDir(), id+".log"), MaxSize: logSize, MaxFiles: logFiles},
 		Stdin: c.Stdin, StdinOnce: c.StdinOnce,
 	}
-	out.Meta, _ = json.Marshal(runMeta{Container: c.Name, Image: c.Image, ImageID: img.ID, StopSignal: stopSignal(c, img), Attempt: action.Attempt, Backoff: action.Backoff})
+	out.Meta, _ = json.Marshal(runMeta{Container: c.Name, Image: c.Image, ImageID: img.ID, StopSignal: stopSignal(c, img), Attempt: action.Attempt, Round: action.Round, Backoff: action.Backoff})
 	if out.Mounts, err = a.mounts(pod, c, env, sandbox, id, img, addrs); err != nil {
 		return out, runtime.Limits{}, err
 	}

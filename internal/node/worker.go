@@ -60,6 +60,7 @@ type runMeta struct {
 	Container, Image, ImageID string
 	StopSignal                string `json:",omitempty"`
 	Attempt                   int32
+	Round                     int32 `json:",omitempty"`
 	Backoff                   time.Duration
 }
 
@@ -292,7 +293,7 @@ func (w *worker) view() *corev1.Pod {
 
 func ours(kind corev1.PodConditionType) bool {
 	switch kind {
-	case corev1.PodReady, corev1.ContainersReady, corev1.PodInitialized, corev1.PodReadyToStartContainers, corev1.PodScheduled:
+	case corev1.PodReady, corev1.ContainersReady, corev1.PodInitialized, corev1.PodReadyToStartContainers, corev1.PodScheduled, corev1.AllContainersRestarting:
 		return true
 	}
 	return false
@@ -307,7 +308,7 @@ func (w *worker) runs() map[string][]life.Run {
 			continue
 		}
 		r := life.Run{
-			ID: s.ID, Sandbox: s.Sandbox, Attempt: meta.Attempt, Image: meta.Image, ImageID: meta.ImageID, Backoff: meta.Backoff,
+			ID: s.ID, Sandbox: s.Sandbox, Attempt: meta.Attempt, Round: meta.Round, Image: meta.Image, ImageID: meta.ImageID, Backoff: meta.Backoff,
 			StartedAt: s.Started, FinishedAt: s.Finished, ExitCode: int32(s.ExitCode), Signal: int32(s.Signal),
 		}
 		switch {

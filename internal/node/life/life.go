@@ -21,7 +21,9 @@ type Run struct {
 	// Sandbox is that which the run is in. Runs in an earlier sandbox have ended.
 	Sandbox string
 	// Attempt counts the runs before this one: the restartCount of the API.
-	Attempt        int32
+	Attempt int32
+	// Round counts how often all containers were started again together before. It came out of StartContainer.
+	Round          int32
 	Image, ImageID string
 	StartedAt      time.Time
 	FinishedAt     time.Time // zero: it runs
@@ -147,6 +149,7 @@ type (
 		Container string
 		Init      bool
 		Attempt   int32
+		Round     int32
 		Backoff   time.Duration
 	}
 	// RunHook runs a hook, for at most Timeout if that is not 0.
@@ -216,7 +219,8 @@ type Pod struct {
 	deleted time.Time
 	// ending is why the Pod ends before its containers do by themselves.
 	ending *ending
-	told   map[string]bool // events that are told once
+	asked  map[string]int32 // for which round a container's last start is
+	told   map[string]bool  // events that are told once
 }
 
 // ending ends a Pod for good.
@@ -227,7 +231,9 @@ type ending struct {
 }
 
 // New makes a Pod's memory. That of a Pod that has been running begins with what is observed.
-func New() *Pod { return &Pod{stops: map[string]*stop{}, told: map[string]bool{}} }
+func New() *Pod {
+	return &Pod{stops: map[string]*stop{}, asked: map[string]int32{}, told: map[string]bool{}}
+}
 
 // step is one decision in the making.
 type step struct {
@@ -236,6 +242,9 @@ type step struct {
 	out Decision
 	// running and last are of each container.
 	last map[string]*Run
+	// round is the present one, and restarting says that nothing has run in it yet, or that something of an earlier one still does.
+	round      int32
+	restarting bool
 }
 
 // Next decides.
@@ -247,6 +256,7 @@ func (p *Pod) Next(in Input) Decision {
 			s.last[name] = &last
 		}
 	}
+	s.findRound()
 	s.end()
 	switch {
 	case p.ending != nil:
@@ -282,9 +292,9 @@ func (s *step) wake(t time.Time) {
 	}
 }
 
-// current is a container's last run if it is in the present sandbox.
+// current is a container's last run if it is in the present sandbox and round.
 func (s *step) current(name string) *Run {
-	if r := s.last[name]; r != nil && r.Sandbox == s.Observed.SandboxID {
+	if r := s.last[name]; r != nil && r.Sandbox == s.Observed.SandboxID && !s.outdated(r) {
 		return r
 	}
 	return nil
@@ -395,14 +405,14 @@ func (s *step) finished() bool {
 	spec := s.spec()
 	for i := range spec.InitContainers {
 		c := &spec.InitContainers[i]
-		if r := s.last[c.Name]; r != nil && !sidecar(c) && r.ended() && r.ExitCode != 0 && !restarts.After(c, spec, r.ExitCode) && !s.initialized() {
+		if r := s.last[c.Name]; r != nil && !s.outdated(r) && !sidecar(c) && r.ended() && r.ExitCode != 0 && !restarts.After(c, spec, r.ExitCode) && !s.initialized() {
 			return true
 		}
 	}
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
 		r := s.last[c.Name]
-		if r == nil || !r.ended() || restarts.After(c, spec, r.ExitCode) {
+		if r == nil || s.outdated(r) || !r.ended() || restarts.After(c, spec, r.ExitCode) {
 			return false
 		}
 	}

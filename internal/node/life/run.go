@@ -12,6 +12,10 @@ import (
 
 // run brings the Pod nearer to what its spec says: a sandbox, the init containers in order, then all others.
 func (s *step) run() {
+	if s.stopOutdated() {
+		s.restarting = true
+		return
+	}
 	if s.Observed.Sandbox != SandboxReady {
 		if at := s.retryAt(s.Observed.SandboxFailure); at.After(s.Now) {
 			s.wake(at)
@@ -61,7 +65,7 @@ func (s *step) keep(c *corev1.Container, init bool) {
 		s.start(c, init, 0, 0)
 	case !r.ended():
 		s.tend(c, r)
-	case r.Sandbox == s.Observed.SandboxID && !s.again(c, init, r):
+	case s.current(c.Name) != nil && !s.again(c, init, r):
 	default:
 		s.restart(c, init, r)
 	}
@@ -104,7 +108,8 @@ func (s *step) start(c *corev1.Container, init bool, attempt int32, backoff time
 			attempt = before.RestartCount + 1
 		}
 	}
-	s.do(StartContainer{Container: c.Name, Init: init, Attempt: attempt, Backoff: backoff})
+	s.asked[c.Name] = s.round
+	s.do(StartContainer{Container: c.Name, Init: init, Attempt: attempt, Round: s.round, Backoff: backoff})
 }
 
 func (s *step) reported(name string) *corev1.ContainerStatus {

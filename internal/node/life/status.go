@@ -84,7 +84,7 @@ func (s *step) outcome() corev1.PodPhase {
 	}
 	for i := range s.spec().Containers {
 		r := s.last[s.spec().Containers[i].Name]
-		if r == nil || !r.succeeded() {
+		if r == nil || s.outdated(r) || !r.succeeded() {
 			return corev1.PodFailed
 		}
 	}
@@ -134,7 +134,7 @@ func (s *step) container(c *corev1.Container, init bool) corev1.ContainerStatus 
 		out.State.Running = &corev1.ContainerStateRunning{StartedAt: stamp(r.StartedAt)}
 		return out
 	}
-	out.Ready = init && !sidecar(c) && r.succeeded()
+	out.Ready = init && !sidecar(c) && r.succeeded() && !s.outdated(r)
 	if w := s.waitsAgain(c, init, r); w != nil {
 		out.LastTerminationState.Terminated = terminated(r)
 		out.State.Waiting = w
@@ -156,7 +156,7 @@ func (s *step) ready(c *corev1.Container, r *Run) bool {
 
 // waitsAgain is why a container that ended is not running again yet; nil: it is not to be, or is about to.
 func (s *step) waitsAgain(c *corev1.Container, init bool, r *Run) *corev1.ContainerStateWaiting {
-	if s.ending != nil || s.finished() || !s.again(c, init, r) || init && !sidecar(c) && s.initialized() {
+	if s.ending != nil || s.finished() || !s.outdated(r) && (!s.again(c, init, r) || init && !sidecar(c) && s.initialized()) {
 		return nil
 	}
 	if f := s.Observed.Failures[c.Name]; f != nil {
@@ -165,10 +165,13 @@ func (s *step) waitsAgain(c *corev1.Container, init bool, r *Run) *corev1.Contai
 	if s.backoffEnd(r).After(s.Now) {
 		return &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: backoffMessage(r)}
 	}
+	if s.outdated(r) {
+		return s.waiting(c)
+	}
 	return nil
 }
 
-// waiting is why a container has never run.
+// waiting is why a container has never run, or not since all were started again.
 func (s *step) waiting(c *corev1.Container) *corev1.ContainerStateWaiting {
 	if f := s.Observed.Failures[c.Name]; f != nil && s.Observed.Sandbox == SandboxReady {
 		return s.failed(f)
@@ -264,6 +267,9 @@ func (s *step) conditions(out *corev1.PodStatus) {
 	}
 	set(corev1.PodReady, ready, reason, message)
 	set(corev1.PodScheduled, true, "", "")
+	if s.mayRestartAll() {
+		set(corev1.AllContainersRestarting, s.restarting && s.ending == nil, "", "")
+	}
 	if s.ending != nil && s.ending.evicted {
 		set(corev1.DisruptionTarget, true, "", "")
 		i := slices.IndexFunc(out.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.DisruptionTarget })

@@ -184,7 +184,7 @@ func (w *world) start(a StartContainer) {
 		return
 	}
 	delete(w.seen.Failures, a.Container)
-	r := Run{ID: fmt.Sprintf("%s-%d", a.Container, a.Attempt), Sandbox: w.seen.SandboxID, Attempt: a.Attempt, StartedAt: w.now, Backoff: a.Backoff}
+	r := Run{ID: fmt.Sprintf("%s-%d", a.Container, a.Attempt), Sandbox: w.seen.SandboxID, Attempt: a.Attempt, Round: a.Round, StartedAt: w.now, Backoff: a.Backoff}
 	w.seen.Runs[a.Container] = append(w.seen.Runs[a.Container], r)
 	if len(s.runs) > 0 {
 		w.ends[r.ID] = w.now.Add(s.runs[min(int(a.Attempt), len(s.runs)-1)])
