@@ -84,10 +84,8 @@ func validateEnded(at *field.Path, now, was []corev1.ContainerStatus, spec *core
 // restartsAll says whether the end of some container starts all of them again.
 func restartsAll(spec *corev1.PodSpec) bool {
 	for _, c := range containers(spec) {
-		for _, rule := range c.RestartPolicyRules {
-			if rule.Action == corev1.ContainerRestartRuleActionRestartAllContainers {
-				return true
-			}
+		if restarts.MayRestartAll(c) {
+			return true
 		}
 	}
 	return false
