@@ -324,9 +324,8 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 	}
 	x := b.x
 	if first {
-		x.watch.progress()
-		x.watch.bodyBytes.Store(0)
-		x.watch.bodySince.Store(max(x.server.now(), 1))
+		// Messages of gRPC come when there is something to say, and a call that streams them may be answered only at its end.
+		x.watch.beginBody(x.grpc)
 	}
 	if len(b.piece) == 0 {
 		piece, err := x.body.Next(true)

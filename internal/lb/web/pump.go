@@ -29,9 +29,7 @@ func (p *pump) clientFailed() bool {
 func (x *exchange) startPump(e *endpointConn) {
 	p := &pump{done: make(chan struct{})}
 	x.pump = p
-	x.watch.progress()
-	x.watch.bodyBytes.Store(0)
-	x.watch.bodySince.Store(max(x.server.now(), 1))
+	x.watch.beginBody(false)
 	chunked := x.req.Length < 0
 	go func() {
 		defer close(p.done)

@@ -66,9 +66,10 @@ type watch struct {
 	bodySince, bodyBytes atomic.Int64
 
 	site func() *Site
-	// stream is the request of HTTP/2 that this is of; nil for connections. gone: its client has reset it.
-	stream *http2Stream
-	gone   atomic.Bool
+	// stream is the request of HTTP/2 that this is of; nil for connections. gone: its client has reset it. anyRate: its body may come as
+	// slowly as it likes, if it comes.
+	stream        *http2Stream
+	gone, anyRate atomic.Bool
 	// draining is done when no other request is begun.
 	draining context.Context
 	client   net.Conn // nil for requests of HTTP/2
@@ -116,6 +117,14 @@ func (w *watch) enter(p phase) bool {
 
 // progress notes that bytes pass.
 func (w *watch) progress() { w.last.Store(w.server.now()) }
+
+// beginBody notes that a body is read from the client from now on.
+func (w *watch) beginBody(anyRate bool) {
+	w.progress()
+	w.bodyBytes.Store(0)
+	w.anyRate.Store(anyRate)
+	w.bodySince.Store(max(w.server.now(), 1))
+}
 
 func (w *watch) reason() reason { return reason(w.why.Load()) }
 
@@ -233,14 +242,6 @@ func (w *watch) check(now int64) {
 	if w.tick != nil {
 		w.tick(now, idle)
 	}
-	if begun := w.bodySince.Load(); begun != 0 {
-		took := now - begun
-		quiet := now - w.last.Load()
-		if quiet > idle || took > header && w.bodyBytes.Load() < (took-header)*leastRate/1000 {
-			w.fire(seen, reasonBody)
-			return
-		}
-	}
 	switch phase(seen & 7) {
 	case phaseIdle:
 		switch {
@@ -256,6 +257,8 @@ func (w *watch) check(now int64) {
 	case phaseWaiting:
 		limit := orDefault(listener.Limits.RequestTimeout, config.DefaultRequestTimeout).Milliseconds()
 		switch {
+		case w.bodyLate(now, idle, header):
+			w.fire(seen, reasonBody)
 		case w.bodySince.Load() == 0 && since > limit:
 			w.fire(seen, reasonEndpoint)
 		case since > w.grace() && w.clientGone():
@@ -276,6 +279,20 @@ func (w *watch) check(now int64) {
 			w.client.SetDeadline(past)
 		}
 	}
+}
+
+// bodyLate says whether a body that an answer waits for comes too slowly. Once the answer has begun both may take their time: they are
+// perhaps a conversation.
+func (w *watch) bodyLate(now, idle, header int64) bool {
+	begun := w.bodySince.Load()
+	if begun == 0 {
+		return false
+	}
+	if now-w.last.Load() > idle {
+		return true
+	}
+	took := now - begun
+	return took > header && !w.anyRate.Load() && w.bodyBytes.Load() < (took-header)*leastRate/1000
 }
 
 func (w *watch) drains() bool { return w.draining.Err() != nil }
