@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"strings"
 
 	"golang.org/x/net/http2"
 
@@ -204,10 +203,27 @@ func (x *exchange) noConnection(err error) (result balance.Result, again bool, _
 	switch {
 	case errors.Is(err, errBusy):
 		return balance.Abandoned, true, err
-	case x.context().Err() != nil || x.watch.reason() == reasonGone:
+	case x.endedByClient():
 		return balance.Abandoned, false, errClient{err}
 	}
 	return balance.ConnectFailed, true, err
+}
+
+// endedByClient says whether an attempt failed because the client left or did not send what it began: that says nothing about the endpoint.
+func (x *exchange) endedByClient() bool {
+	switch x.watch.reason() {
+	case reasonGone, reasonBody:
+		return true
+	}
+	return x.pump != nil && x.pump.clientFailed() || x.context().Err() != nil
+}
+
+// cutOff is what it means that a connection to an endpoint broke while it was used.
+func (x *exchange) cutOff(err error) (balance.Result, error) {
+	if x.endedByClient() {
+		return balance.Abandoned, errClient{err}
+	}
+	return balance.Failed, err
 }
 
 // over sends the request over one connection, and keeps or closes that.
@@ -272,7 +288,8 @@ func (x *exchange) carry(e *endpointConn) (balance.Result, bool, error) {
 			return balance.Abandoned, true, err
 		}
 		if len(e.src.Buf) == 0 || !x.answered(e) {
-			return balance.Failed, x.repeatable, err
+			result, err := x.cutOff(err)
+			return result, x.repeatable, err
 		}
 	}
 	x.log.sent(x)
@@ -321,7 +338,7 @@ func (x *exchange) receive(e *endpointConn) (balance.Result, bool, error) {
 func (x *exchange) noAnswer(e *endpointConn, err error) (balance.Result, bool, error) {
 	var invalid *wire.Error
 	switch {
-	case x.watch.reason() == reasonGone, x.pump != nil && x.pump.clientFailed():
+	case x.endedByClient():
 		return balance.Abandoned, false, errClient{err}
 	case errors.As(err, &invalid):
 		return balance.Failed, false, err
@@ -405,7 +422,8 @@ func (x *exchange) deliver(e *endpointConn) (balance.Result, bool, error) {
 			return result, false, nil
 		case err != nil:
 			x.log.body(e.body.Total())
-			return balance.Failed, false, err
+			result, err := x.cutOff(err)
+			return result, false, err
 		}
 		if err := x.sink.data(piece); err != nil {
 			x.log.body(e.body.Total())
@@ -468,25 +486,4 @@ func (x *exchange) unavailable(err, last error) {
 	default:
 		x.answer(503, "there is no endpoint")
 	}
-}
-
-// hash is what the pool's policy hashes of this request.
-func (x *exchange) hash(cfg *config.Pool) string {
-	if cfg.Policy.Kind != config.ConsistentHash && cfg.Policy.Kind != config.Shard {
-		return ""
-	}
-	switch cfg.Policy.Hash {
-	case config.HashHeader:
-		for i := range x.req.Fields {
-			if f := &x.req.Fields[i]; len(f.Name) == len(cfg.Policy.Name) && strings.EqualFold(string(f.Name), cfg.Policy.Name) {
-				return string(f.Value)
-			}
-		}
-	case config.HashCookie:
-		if value := x.cookieValue(cfg.Policy.Name); value != "" {
-			return value
-		}
-		return x.newCookie(cfg.Policy.Name)
-	}
-	return ""
 }

@@ -5,7 +5,9 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"strconv"
+	"strings"
 
+	"portal/internal/lb/config"
 	"portal/internal/lb/web/wire"
 )
 
@@ -119,6 +121,27 @@ func (x *exchange) appendProto(out []byte, proto, port bool) []byte {
 		out = append(out, second...)
 	}
 	return out
+}
+
+// hash is what the pool's policy hashes of this request.
+func (x *exchange) hash(cfg *config.Pool) string {
+	if cfg.Policy.Kind != config.ConsistentHash && cfg.Policy.Kind != config.Shard {
+		return ""
+	}
+	switch cfg.Policy.Hash {
+	case config.HashHeader:
+		for i := range x.req.Fields {
+			if f := &x.req.Fields[i]; len(f.Name) == len(cfg.Policy.Name) && strings.EqualFold(string(f.Name), cfg.Policy.Name) {
+				return string(f.Value)
+			}
+		}
+	case config.HashCookie:
+		if value := x.cookieValue(cfg.Policy.Name); value != "" {
+			return value
+		}
+		return x.newCookie(cfg.Policy.Name)
+	}
+	return ""
 }
 
 // cookieValue finds a cookie of the request.

@@ -133,7 +133,7 @@ func (x *exchange) attemptHTTP2(conns *endpointConns, cfg *config.Pool) (balance
 	}
 	defer res.Body.Close()
 	x.log.answered(res.StatusCode)
-	result, err := x.deliverHTTP2(res)
+	result, err := x.deliverHTTP2(res, body)
 	body.Close()
 	x.closing = x.closing || body.begun && !x.body.Done()
 	return result, false, err
@@ -143,7 +143,7 @@ func (x *exchange) noAnswerHTTP2(body *bodyReader, reused bool, err error) (bala
 	fresh := !body.begun
 	var stream http2.StreamError
 	switch {
-	case x.watch.reason() == reasonGone || x.context().Err() != nil:
+	case x.endedByClient():
 		return balance.Abandoned, false, errClient{err}
 	case body.failed != nil:
 		p := &pump{done: make(chan struct{}), client: true, err: body.failed}
@@ -233,7 +233,7 @@ func (x *exchange) httpRequest(ctx context.Context, cfg *config.Pool, body *body
 }
 
 // deliverHTTP2 passes a response on.
-func (x *exchange) deliverHTTP2(res *http.Response) (balance.Result, error) {
+func (x *exchange) deliverHTTP2(res *http.Response, body *bodyReader) (balance.Result, error) {
 	result := resultOf(res.StatusCode)
 	if !x.watch.enter(phaseResponse) {
 		return result, errors.New("time-out")
@@ -282,7 +282,10 @@ func (x *exchange) deliverHTTP2(res *http.Response) (balance.Result, error) {
 			break
 		}
 		if err != nil {
-			return balance.Failed, err
+			if body.clientFailed() {
+				return balance.Abandoned, errClient{err}
+			}
+			return x.cutOff(err)
 		}
 	}
 	var trailer []wire.Field
@@ -355,6 +358,13 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 	n := copy(p, b.piece)
 	b.piece = b.piece[n:]
 	return n, nil
+}
+
+// clientFailed says whether the rest can't be had from the client.
+func (b *bodyReader) clientFailed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.failed != nil
 }
 
 // Close stops reading: nobody reads any more when it returns.

@@ -32,9 +32,10 @@ func (x *exchange) startPump(e *endpointConn) {
 	x.watch.beginBody(false)
 	chunked := x.req.Length < 0
 	go func() {
-		defer close(p.done)
 		p.run(x, e, chunked)
 		x.watch.bodySince.Store(0)
+		// First, so that who reads from the endpoint can tell why that ended.
+		close(p.done)
 		if p.client {
 			// The endpoint will never get the whole request.
 			e.nc.SetDeadline(past)

@@ -2,6 +2,8 @@ package web
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"testing"
@@ -40,7 +42,16 @@ func converse(early bool) http.HandlerFunc {
 	}
 }
 
-// A body must come at a certain rate only until its answer begins, and messages of gRPC at none.
+// blameless sees that nothing was counted against the endpoint when all requests have ended.
+func blameless(t *testing.T, s *site) {
+	t.Helper()
+	eventually(t, "the request ends", func() bool { return s.server.Stats("test").Active.Load() == 0 })
+	if n := s.pool("a").Endpoints()[0].Counters.Failures.Load(); n != 0 {
+		t.Errorf("%d failures of the endpoint", n)
+	}
+}
+
+// A body must come at a certain rate only until its answer begins, and messages of gRPC at none. No endpoint is to blame for a slow client.
 func TestSlowStreams(t *testing.T) {
 	const words = 15
 	for _, tc := range []struct {
@@ -80,6 +91,7 @@ func TestSlowStreams(t *testing.T) {
 			if res.StatusCode != tc.status || err != nil || tc.status == 200 && len(got) != words*len("hello") {
 				t.Errorf("%s, %d bytes, %v", res.Status, len(got), err)
 			}
+			blameless(t, s)
 		})
 	}
 }
@@ -98,5 +110,42 @@ func TestIdleGRPCStreamEnds(t *testing.T) {
 	}
 	if got := res.Header.Get("Grpc-Status"); got != grpcDeadlineExceeded {
 		t.Errorf("%s, grpc-status %q", res.Status, got)
+	}
+}
+
+// A client may leave in the middle of an answer, for example of events that are rare. Endpoints would be ejected if that counted against them.
+func TestClientLeavesDuringResponse(t *testing.T) {
+	for _, protocol := range []config.Protocol{config.HTTP, config.H2C} {
+		for _, two := range []bool{false, true} {
+			for _, uploads := range []bool{false, true} {
+				t.Run(fmt.Sprintf("endpoint %s, HTTP/2 client %v, body %v", protocol, two, uploads), func(t *testing.T) {
+					t.Parallel()
+					s := start(t, endpoint(t, protocol, func(w http.ResponseWriter, r *http.Request) {
+						control := http.NewResponseController(w)
+						control.EnableFullDuplex()
+						control.Flush()
+						io.Copy(io.Discard, r.Body)
+						<-r.Context().Done()
+					}), withTLS)
+					ctx, leave := context.WithCancel(context.Background())
+					defer leave()
+					var body io.Reader
+					if uploads {
+						r, w := io.Pipe()
+						defer w.Close()
+						go io.WriteString(w, "hello")
+						body = r
+					}
+					req, _ := http.NewRequestWithContext(ctx, "POST", s.url("/"), body)
+					res, err := client(t, two).Do(req)
+					if err != nil || res.StatusCode != 200 {
+						t.Fatal(res, err)
+					}
+					leave()
+					res.Body.Close() // without that, a client of HTTP/2 would go on with its body
+					blameless(t, s)
+				})
+			}
+		}
 	}
 }
