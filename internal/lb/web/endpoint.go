@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -172,12 +173,16 @@ func (c *endpointConns) put(e *endpointConn) {
 	}
 }
 
-// closeIdle closes connections that are unused since before a time, or all. It returns whether none is left.
+// closeIdle closes connections that are unused since before a time, or all that are unused. Those in use stay: an endpoint that left may
+// return, and goes on with them then. It returns whether none is left.
 func (c *endpointConns) closeIdle(before int64, all bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if all {
+		before = math.MaxInt64
+	}
 	n := 0
-	for n < len(c.idle) && (all || c.idle[n].since < before) {
+	for n < len(c.idle) && c.idle[n].since < before {
 		c.idle[n].close()
 		n++
 	}
@@ -187,7 +192,7 @@ func (c *endpointConns) closeIdle(before int64, all bool) bool {
 		c.idle = c.idle[:kept]
 	}
 	c.http2 = slices.DeleteFunc(c.http2, func(one *http2Conn) bool {
-		over := all || one.unused(before)
+		over := one.unused(before)
 		if over {
 			one.retire()
 		}

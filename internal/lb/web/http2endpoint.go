@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"strings"
@@ -31,19 +32,17 @@ type http2Conn struct {
 // transport makes client connections; it keeps none.
 var transport = &http2.Transport{AllowHTTP: true, DisableCompression: true, MaxHeaderListSize: config.DefaultHeaderBytes, ReadIdleTimeout: 30 * time.Second, PingTimeout: 15 * time.Second}
 
-// retire lets a connection go when its requests have ended.
+// retire lets a connection go when its requests have ended. It ends none of them: how long they may last is the sweeper's to say.
 func (h *http2Conn) retire() {
 	h.once.Do(func() {
 		h.owner.endpoint.Close()
 		h.cc.SetDoNotReuse()
-		if state := h.cc.State(); state.StreamsActive+state.StreamsReserved+state.StreamsPending == 0 {
+		if h.unused(math.MaxInt64) {
 			h.cc.Close()
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), config.DefaultDraining)
 		go func() {
-			defer cancel()
-			h.cc.Shutdown(ctx)
+			h.cc.Shutdown(context.Background())
 			h.cc.Close()
 		}()
 	})
@@ -102,8 +101,9 @@ func (c *endpointConns) takeHTTP2(ctx context.Context, cfg *config.Pool, info *I
 func (x *exchange) attemptHTTP2(conns *endpointConns, cfg *config.Pool) (balance.Result, bool, error) {
 	ctx, cancel := context.WithCancel(x.context())
 	defer cancel()
-	x.watch.setCancel(cancel)
-	defer x.watch.setCancel(nil)
+	body := &bodyReader{x: x, owner: conns, cancel: cancel}
+	x.watch.setCall(body)
+	defer x.watch.setCall(nil)
 	if !x.watch.enter(phaseWaiting) {
 		return balance.Abandoned, false, errors.New("time-out")
 	}
@@ -123,7 +123,6 @@ func (x *exchange) attemptHTTP2(conns *endpointConns, cfg *config.Pool) (balance
 		defer one.retire()
 	}
 	defer func() { one.used.Store(x.server.now()) }()
-	body := &bodyReader{x: x}
 	req := x.httpRequest(ctx, cfg, body)
 	res, err := one.cc.RoundTrip(req)
 	x.log.sent(x)
@@ -300,9 +299,11 @@ func (x *exchange) deliverHTTP2(res *http.Response, body *bodyReader) (balance.R
 	return result, nil
 }
 
-// bodyReader is a request's body for the library, which reads it from a goroutine of its own.
+// bodyReader is a request's body for the library, which reads it from a goroutine of its own, and what ends the request.
 type bodyReader struct {
 	x        *exchange
+	owner    *endpointConns
+	cancel   func()
 	declared http.Header
 
 	mu     sync.Mutex
@@ -367,8 +368,14 @@ func (b *bodyReader) clientFailed() bool {
 	return b.failed != nil
 }
 
-// Close stops reading: nobody reads any more when it returns.
-func (b *bodyReader) Close() error {
+// abort ends the request. The library does not look at the context while it waits for the body.
+func (b *bodyReader) abort() {
+	b.stop()
+	b.cancel()
+}
+
+// stop has one who reads return, without waiting for that.
+func (b *bodyReader) stop() {
 	b.mu.Lock()
 	was := b.closed
 	b.closed = true
@@ -377,6 +384,11 @@ func (b *bodyReader) Close() error {
 	if begun && !was && !b.x.bodyDone(b) {
 		b.x.body.interrupt()
 	}
+}
+
+// Close stops reading: nobody reads any more when it returns.
+func (b *bodyReader) Close() error {
+	b.stop()
 	b.reads.Lock()
 	b.x.watch.bodySince.Store(0)
 	b.reads.Unlock()

@@ -98,18 +98,21 @@ func TestSlowStreams(t *testing.T) {
 
 // Of a call of gRPC that says nothing for the idle time, nothing more is expected.
 func TestIdleGRPCStreamEnds(t *testing.T) {
-	s := start(t, endpoint(t, config.H2C, converse(false)), withTLS, func(_ *site, l *config.Listener) { l.IdleTimeout = time.Second })
-	body, words := io.Pipe()
-	defer words.Close()
-	go io.WriteString(words, "hello")
-	req, _ := http.NewRequest("POST", s.url("/"), body)
-	req.Header.Set("Content-Type", "application/grpc")
-	res, err := client(t, true).Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := res.Header.Get("Grpc-Status"); got != grpcDeadlineExceeded {
-		t.Errorf("%s, grpc-status %q", res.Status, got)
+	for _, early := range []bool{true, false} {
+		s := start(t, endpoint(t, config.H2C, converse(early)), withTLS, func(_ *site, l *config.Listener) { l.IdleTimeout = time.Second })
+		body, sent := io.Pipe()
+		defer sent.Close()
+		go io.WriteString(sent, "hello")
+		req, _ := http.NewRequest("POST", s.url("/"), body)
+		req.Header.Set("Content-Type", "application/grpc")
+		res, err := client(t, true).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = io.ReadAll(res.Body)
+		if early && err == nil || !early && res.Header.Get("Grpc-Status") != grpcDeadlineExceeded {
+			t.Error(early, err, res.Header)
+		}
 	}
 }
 

@@ -81,10 +81,10 @@ type watch struct {
 	stopped func() bool
 	place   atomic.Uint64
 	waiting atomic.Int32
-	// mu guards endpoint, which is interrupted if it takes too long.
+	// mu guards endpoint and call, one of which is interrupted if it takes too long.
 	mu       sync.Mutex
 	endpoint *endpointConn
-	cancel   func() // for endpoints that speak HTTP/2
+	call     *bodyReader // for endpoints that speak HTTP/2
 	// tick is called with the time and the idle time-out, both in milliseconds, whenever the sweeper has looked.
 	tick func(now, idle int64)
 }
@@ -134,9 +134,9 @@ func (w *watch) setEndpoint(e *endpointConn) {
 	w.mu.Unlock()
 }
 
-func (w *watch) setCancel(cancel func()) {
+func (w *watch) setCall(b *bodyReader) {
 	w.mu.Lock()
-	w.cancel = cancel
+	w.call = b
 	w.mu.Unlock()
 }
 
@@ -198,8 +198,8 @@ func (w *watch) interrupt(why reason) {
 	if w.endpoint != nil {
 		w.endpoint.nc.SetDeadline(past)
 	}
-	if w.cancel != nil {
-		w.cancel()
+	if w.call != nil {
+		w.call.abort()
 	}
 }
 
@@ -261,6 +261,9 @@ func (w *watch) check(now int64) {
 			w.fire(seen, reasonBody)
 		case w.bodySince.Load() == 0 && since > limit:
 			w.fire(seen, reasonEndpoint)
+		case w.bodySince.Load() != 0 && w.anyRate.Load() && w.endpointLeft():
+			// A call of gRPC that streams to its endpoint has no other end.
+			w.fire(seen, reasonEndpoint)
 		case since > w.grace() && w.clientGone():
 			w.fire(seen, reasonGone)
 		}
@@ -301,14 +304,21 @@ func (w *watch) drains() bool { return w.draining.Err() != nil }
 func (w *watch) endpointLeft() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.endpoint == nil || w.endpoint.owner == nil {
+	var owner *endpointConns
+	switch {
+	case w.endpoint != nil:
+		owner = w.endpoint.owner
+	case w.call != nil:
+		owner = w.call.owner
+	}
+	if owner == nil {
 		return false
 	}
-	left := w.endpoint.owner.endpoint.LeftAt()
+	left := owner.endpoint.LeftAt()
 	if left.IsZero() {
 		return false
 	}
-	draining := w.endpoint.owner.config().Draining
+	draining := owner.config().Draining
 	if draining == 0 {
 		draining = config.DefaultDraining
 	}
