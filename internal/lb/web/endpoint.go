@@ -33,6 +33,8 @@ type endpointConns struct {
 	tls   *tls.Config
 	idle  []*endpointConn // the last was used last
 	http2 []*http2Conn
+	// forgotten: the server has no longer this set; nothing may be put into it.
+	forgotten bool
 }
 
 // endpointConn is one connection that speaks HTTP/1.
@@ -56,14 +58,31 @@ type endpointConn struct {
 var errBusy = errors.New("the endpoint has as many connections as allowed")
 
 func (s *Server) connsOf(e *balance.Endpoint, cfg *config.Pool) (*endpointConns, error) {
-	value, ok := s.conns.Load(e)
-	if !ok {
-		value, _ = s.conns.LoadOrStore(e, &endpointConns{server: s, endpoint: e})
+	for {
+		value, ok := s.conns.Load(e)
+		if !ok {
+			value, _ = s.conns.LoadOrStore(e, &endpointConns{server: s, endpoint: e})
+		}
+		c := value.(*endpointConns)
+		c.mu.Lock()
+		if c.forgotten {
+			c.mu.Unlock()
+			s.conns.CompareAndDelete(e, c)
+			continue
+		}
+		err := c.update(cfg)
+		c.mu.Unlock()
+		return c, err
 	}
-	c := value.(*endpointConns)
+}
+
+// forget gives the set up if nobody uses the endpoint. A request under way would put its connection where nobody looks for it, if the
+// endpoint has returned until then.
+func (c *endpointConns) forget() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c, c.update(cfg)
+	c.forgotten = c.endpoint.Active() == 0 && c.endpoint.OpenConnections() == 0
+	return c.forgotten
 }
 
 func (c *endpointConns) config() *config.Pool {

@@ -109,3 +109,35 @@ func TestHTTP2StreamStaysIfEndpointReturns(t *testing.T) {
 		t.Errorf("%d connections", n)
 	}
 }
+
+// The connections of an endpoint that leaves and returns while a request is under way are found again: they are used, counted and closed.
+func TestEndpointReturnsDuringRequest(t *testing.T) {
+	for _, protocol := range []config.Protocol{config.HTTP, config.H2C} {
+		t.Run(string(protocol), func(t *testing.T) {
+			asked, release := make(chan struct{}, 2), make(chan struct{})
+			cfg := endpoint(t, protocol, func(http.ResponseWriter, *http.Request) {
+				asked <- struct{}{}
+				<-release
+			})
+			cfg.EndpointConnections = 1
+			s := start(t, cfg)
+			const request = "GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+			c := s.dial()
+			r := bufio.NewReader(c)
+			io.WriteString(c, request)
+			<-asked
+			s.pool("a").Update(without(cfg), "")
+			s.swept()
+			s.pool("a").Update(cfg, "")
+			close(release)
+			s.response(r, "GET")
+			if res, _ := s.ask(c, r, request, "GET"); res.StatusCode != 200 {
+				t.Error(res.Status)
+			}
+			e := s.pool("a").Endpoints()[0]
+			s.pool("a").Update(without(cfg), "")
+			eventually(t, "the connection is closed", func() bool { return e.OpenConnections() == 0 })
+			eventually(t, "the endpoint is forgotten", func() bool { _, has := s.server.conns.Load(e); return !has })
+		})
+	}
+}

@@ -225,8 +225,9 @@ func (s *Server) sweep() {
 	s.conns.Range(func(key, value any) bool {
 		conns := value.(*endpointConns)
 		left := !conns.endpoint.LeftAt().IsZero()
-		if conns.closeIdle(now-endpointIdle.Milliseconds(), left) && left {
-			s.conns.Delete(key)
+		conns.closeIdle(now-endpointIdle.Milliseconds(), left)
+		if left && conns.forget() {
+			s.conns.CompareAndDelete(key, value)
 		}
 		return true
 	})
