@@ -289,7 +289,7 @@ func (x *exchange) carry(e *endpointConn) (balance.Result, bool, error) {
 		}
 		if len(e.src.Buf) == 0 || !x.answered(e) {
 			result, err := x.cutOff(err)
-			return result, x.repeatable, err
+			return result, x.repeatable && result == balance.Failed, err
 		}
 	}
 	x.log.sent(x)
