@@ -33,7 +33,7 @@ type endpointConns struct {
 	tls   *tls.Config
 	idle  []*endpointConn // the last was used last
 	http2 []*http2Conn
-	// forgotten: the server has no longer this set; nothing may be put into it.
+	// forgotten: the server no longer has this set; nothing may be put into it.
 	forgotten bool
 }
 
@@ -77,7 +77,7 @@ func (s *Server) connsOf(e *balance.Endpoint, cfg *config.Pool) (*endpointConns,
 }
 
 // forget gives the set up if nobody uses the endpoint. A request under way would put its connection where nobody looks for it, if the
-// endpoint has returned until then.
+// endpoint has returned by then.
 func (c *endpointConns) forget() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -218,6 +218,17 @@ func (c *endpointConns) closeIdle(before int64, all bool) bool {
 		return over
 	})
 	return len(c.idle) == 0 && len(c.http2) == 0
+}
+
+// close closes what is unused, and lets the rest end with its requests.
+func (c *endpointConns) close() {
+	c.closeIdle(0, true)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, one := range c.http2 {
+		one.retire()
+	}
+	c.http2 = nil
 }
 
 func (e *endpointConn) close() {

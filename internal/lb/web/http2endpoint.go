@@ -332,7 +332,7 @@ func (b *bodyReader) Read(p []byte) (int, error) {
 		x.watch.beginBody(x.grpc)
 	}
 	if len(b.piece) == 0 {
-		piece, err := x.body.Next(true)
+		piece, err := x.nextPiece()
 		if err == io.EOF {
 			x.watch.bodySince.Store(0)
 			x.watch.refresh(phaseWaiting)

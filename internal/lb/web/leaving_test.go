@@ -80,7 +80,7 @@ func TestHTTP2StreamStaysIfEndpointReturns(t *testing.T) {
 		}
 		io.WriteString(w, "done")
 	})
-	cfg.Draining = time.Second
+	cfg.Draining = 4 * time.Second
 	var dials atomic.Int64
 	s := start(t, cfg, func(s *site, _ *config.Listener) {
 		s.toEndpoint = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {

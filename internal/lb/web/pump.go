@@ -34,7 +34,7 @@ func (x *exchange) startPump(e *endpointConn) {
 	go func() {
 		p.run(x, e, chunked)
 		x.watch.bodySince.Store(0)
-		// First, so that who reads from the endpoint can tell why that ended.
+		// Closed first, so that whoever reads from the endpoint knows why the read ended.
 		close(p.done)
 		if p.client {
 			// The endpoint will never get the whole request.
@@ -51,7 +51,7 @@ func (p *pump) run(x *exchange, e *endpointConn, chunked bool) {
 		out = buf[:0]
 	}
 	for {
-		piece, err := x.body.Next(true)
+		piece, err := x.nextPiece()
 		switch {
 		case err == io.EOF:
 			if chunked {

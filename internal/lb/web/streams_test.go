@@ -96,6 +96,33 @@ func TestSlowStreams(t *testing.T) {
 	}
 }
 
+// An endpoint that does not take the body it is sent is to blame itself.
+func TestUnreadBodies(t *testing.T) {
+	for _, protocol := range []config.Protocol{config.HTTP, config.H2C} {
+		t.Run(string(protocol), func(t *testing.T) {
+			t.Parallel()
+			over := make(chan struct{})
+			defer close(over)
+			s := start(t, endpoint(t, protocol, func(http.ResponseWriter, *http.Request) { <-over }), withTLS,
+				func(_ *site, l *config.Listener) { l.IdleTimeout = time.Second })
+			res, err := client(t, true).Post(s.url("/"), "text/plain", io.LimitReader(zeros{}, 64<<20))
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Body.Close()
+			eventually(t, "the request ends", func() bool { return s.server.Stats("test").Active.Load() == 0 })
+			if n := s.pool("a").Endpoints()[0].Counters.Failures.Load(); res.StatusCode != 504 || n != 1 {
+				t.Errorf("%s, %d failures of the endpoint, want 504 and 1", res.Status, n)
+			}
+		})
+	}
+}
+
+// zeros reads as zeros without end.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
 // Of a call of gRPC that says nothing for the idle time, nothing more is expected.
 func TestIdleGRPCStreamEnds(t *testing.T) {
 	for _, early := range []bool{true, false} {

@@ -61,7 +61,9 @@ type watch struct {
 	// state is the phase in the low 3 bits and the time of its begin, in one word: the sweeper fires only if nothing has changed since it looked.
 	state atomic.Int64
 	why   atomic.Int32
-	last  atomic.Int64 // when a byte passed, while a response or tunnel is going on
+	// awaited: the next piece of a body is awaited from the client, and not the endpoint that is to take the one before.
+	awaited atomic.Bool
+	last    atomic.Int64 // when a byte passed, while a response or tunnel is going on
 	// bodySince is set while a body is read from the client, bodyBytes what has come of it.
 	bodySince, bodyBytes atomic.Int64
 
@@ -113,6 +115,13 @@ func (s *Server) now() int64 { return s.clock.Load() }
 func (w *watch) enter(p phase) bool {
 	old := w.state.Swap(w.server.now()<<3 | int64(p))
 	return phase(old&7) != phaseFired
+}
+
+// nextPiece reads on in the request's body.
+func (x *exchange) nextPiece() ([]byte, error) {
+	x.watch.awaited.Store(true)
+	defer x.watch.awaited.Store(false)
+	return x.body.Next(true)
 }
 
 // progress notes that bytes pass.
@@ -258,8 +267,10 @@ func (w *watch) check(now int64) {
 	case phaseWaiting:
 		limit := orDefault(listener.Limits.RequestTimeout, config.DefaultRequestTimeout).Milliseconds()
 		switch {
-		case w.bodyLate(now, idle, header):
+		case w.bodyLate(now, idle, header) && w.awaited.Load():
 			w.fire(seen, reasonBody)
+		case w.bodyLate(now, idle, header):
+			w.fire(seen, reasonEndpoint)
 		case w.bodySince.Load() == 0 && since > limit:
 			w.fire(seen, reasonEndpoint)
 		case w.bodySince.Load() != 0 && w.anyRate.Load() && w.endpointLeft():
@@ -285,7 +296,7 @@ func (w *watch) check(now int64) {
 	}
 }
 
-// bodyLate says whether a body that an answer waits for comes too slowly. Once the answer has begun both may take their time: they are
+// bodyLate says whether a body that an answer waits for comes, or is taken, too slowly. Once the answer has begun both may take their time: they are
 // perhaps a conversation.
 func (w *watch) bodyLate(now, idle, header int64) bool {
 	begun := w.bodySince.Load()

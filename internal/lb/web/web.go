@@ -88,7 +88,7 @@ func (s *Server) Run(ctx context.Context) {
 			s.workers.stop()
 			s.parking.close()
 			s.conns.Range(func(_, value any) bool {
-				value.(*endpointConns).closeIdle(0, true)
+				value.(*endpointConns).close()
 				return true
 			})
 			return
