@@ -258,8 +258,8 @@ func (c *Controller) wakeForeground(o *object) {
 }
 
 // unsynced is how long to wait before it is known what depends on an object; zero if every kind has been listed. A kind
-// that can't be listed is left out after a while: one that its server fails to convert would stop all collection.
-func (c *Controller) unsynced(ctx context.Context) time.Duration {
+// that can't be listed is left out after the timeout: one that its server fails to convert would stop all collection.
+func (c *Controller) unsynced(ctx context.Context, timeout time.Duration) time.Duration {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if len(c.kinds) == 0 {
@@ -271,12 +271,14 @@ func (c *Controller) unsynced(ctx context.Context) time.Duration {
 			continue
 		}
 		waited := c.Clock.Since(w.since)
+		if waited < timeout {
+			wait = max(wait, unsyncedDelay, min(waited/10, c.SyncTimeout)) // less and less often: everything that has owners may be waiting
+		}
 		if waited < c.SyncTimeout {
-			wait = max(wait, unsyncedDelay, waited/10) // less and less often: everything that has owners may be waiting
 			continue
 		}
 		w.late.Do(func() {
-			klog.FromContext(ctx).Error(nil, "a kind can't be listed, garbage is collected without it: its objects neither hold up nor are orphaned by the deletion of their owners",
+			klog.FromContext(ctx).Error(nil, "a kind can't be listed, garbage is collected without it: its objects don't block the foreground deletion of their owners; owners that orphan their dependents wait until it can be listed or is gone",
 				"resource", gvr.String(), "waited", waited)
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -53,10 +54,14 @@ func (c *Controller) sync(ctx context.Context, key queue.Key) (queue.Result, err
 // left needs all of them. An object with owners needs none, since the API server is asked about each owner that is
 // missing; it waits only at the start, so that not every owner has to be asked for.
 func (c *Controller) wait(ctx context.Context, o *object) time.Duration {
-	if c.listed.Load() && !(o.deleting && (o.orphaning || o.foreground)) {
+	if o.deleting && o.orphaning {
+		// Without a kind, what is to be orphaned would be deleted as soon as it can be listed.
+		return c.unsynced(ctx, math.MaxInt64)
+	}
+	if c.listed.Load() && !(o.deleting && o.foreground) {
 		return 0
 	}
-	wait := c.unsynced(ctx)
+	wait := c.unsynced(ctx, c.SyncTimeout)
 	if wait == 0 {
 		c.listed.Store(true)
 	}
@@ -95,7 +100,7 @@ func (c *Controller) collect(ctx context.Context, o *object) error {
 	case slices.Contains(live.Finalizers, metav1.FinalizerOrphanDependents):
 		policy = metav1.DeletePropagationOrphan
 	case slices.Contains(live.Finalizers, metav1.FinalizerDeleteDependents),
-		v.waiting && (len(c.graph.dependentsOf(o.uid)) > 0 || c.unsynced(ctx) > 0): // it may have dependents of a kind that is new
+		v.waiting && (len(c.graph.dependentsOf(o.uid)) > 0 || c.unsynced(ctx, c.SyncTimeout) > 0): // it may have dependents of a kind that is new
 		policy = metav1.DeletePropagationForeground
 	}
 	if policy == metav1.DeletePropagationForeground && c.inCircle(o) {

@@ -83,8 +83,12 @@ func TestAKindThatCantBeListed(t *testing.T) {
 		secret("orphaning", deleting(metav1.FinalizerOrphanDependents)),
 		secret("orphan", func(m *metav1.ObjectMeta) { m.OwnerReferences = owner("orphaning") }))
 	var tries atomic.Int32
+	var listable atomic.Bool
 	api.PrependReactor("list", widgets.Resource, func(clienttesting.Action) (bool, runtime.Object, error) {
 		tries.Add(1)
+		if listable.Load() {
+			return false, nil, nil
+		}
 		return true, nil, apierrors.NewInternalError(context.DeadlineExceeded)
 	})
 	core := informers.NewSharedInformerFactory(client, 0).Core().V1()
@@ -118,15 +122,28 @@ func TestAKindThatCantBeListed(t *testing.T) {
 		return m
 	}
 	for what, done := range map[string]func() bool{
-		"an object without its owner is deleted":          func() bool { return get("ownerless") == nil },
-		"a deletion in the foreground goes on":            func() bool { m := get("foreground"); return m == nil || len(m.Finalizers) == 0 },
-		"a deletion that orphans goes on":                 func() bool { m := get("orphaning"); return m == nil || len(m.Finalizers) == 0 },
-		"what it orphans has no reference to it any more": func() bool { m := get("orphan"); return m != nil && len(m.OwnerReferences) == 0 },
+		"an object without its owner is deleted": func() bool { return get("ownerless") == nil },
+		"a deletion in the foreground goes on":   func() bool { m := get("foreground"); return m == nil || len(m.Finalizers) == 0 },
 	} {
 		for deadline := time.Now().Add(10 * time.Second); !done(); time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("not so: %s", what)
 			}
+		}
+	}
+	// What it orphans of the kind that can't be listed would be deleted later on.
+	time.Sleep(2 * c.SyncTimeout)
+	if m := get("orphaning"); m == nil || len(m.Finalizers) == 0 {
+		t.Error("a deletion that orphans went on without knowing all dependents")
+	}
+	listable.Store(true)
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		owner, orphan := get("orphaning"), get("orphan")
+		if (owner == nil || len(owner.Finalizers) == 0) && orphan != nil && len(orphan.OwnerReferences) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("a deletion that orphans does not go on when the kind can be listed")
 		}
 	}
 	if tries.Load() == 0 {
