@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -32,11 +33,12 @@ const Name = "cluster-dns"
 
 const (
 	managedBy = "cluster-dns.portal.dev"
-	// namePrefix is what the names of the controller's slices begin with. Slices for Pods have five other characters after kube-dns-.
-	namePrefix = clusterdns.ServiceName + "-nodes-"
 	// most is how many endpoints a slice can have.
 	most = 1000
 )
+
+// ownName is what the controller's slices are called. Those that are made for Pods have five letters and digits at the end.
+var ownName = regexp.MustCompile(`^` + clusterdns.ServiceName + `-nodes-ipv[46]-[0-9]{1,4}$`)
 
 // Deps are what the controller needs.
 type Deps struct {
@@ -162,7 +164,7 @@ func Endpoints(nodes []*corev1.Node, families []corev1.IPFamily) []*discoveryv1.
 		for i := 0; i*most < len(endpoints); i++ {
 			out = append(out, &discoveryv1.EndpointSlice{
 				ObjectMeta: metav1.ObjectMeta{
-					Name: fmt.Sprintf("%s%s-%d", namePrefix, strings.ToLower(string(family)), i), Namespace: metav1.NamespaceSystem,
+					Name: fmt.Sprintf("%s-nodes-%s-%d", clusterdns.ServiceName, strings.ToLower(string(family)), i), Namespace: metav1.NamespaceSystem,
 					Labels: map[string]string{discoveryv1.LabelServiceName: clusterdns.ServiceName, discoveryv1.LabelManagedBy: managedBy},
 				},
 				AddressType: family, Endpoints: endpoints[i*most : min(len(endpoints), (i+1)*most)],
@@ -229,5 +231,5 @@ func (c *Controller) write(ctx context.Context, want []*discoveryv1.EndpointSlic
 
 // own says that a slice is the controller's, by its label or, if somebody took that away, by its name.
 func own(slice *discoveryv1.EndpointSlice) bool {
-	return slice.Labels[discoveryv1.LabelManagedBy] == managedBy || strings.HasPrefix(slice.Name, namePrefix)
+	return slice.Labels[discoveryv1.LabelManagedBy] == managedBy || ownName.MatchString(slice.Name)
 }

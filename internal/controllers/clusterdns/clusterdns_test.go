@@ -217,3 +217,15 @@ func TestForeignHands(t *testing.T) {
 		})
 	}
 }
+
+// TestOwnNames: slices of Services that are called much like the controller's slices are not its own.
+func TestOwnNames(t *testing.T) {
+	for name, want := range map[string]bool{
+		"kube-dns-nodes-ipv4-0": true, "kube-dns-nodes-ipv6-12": true,
+		"kube-dns-nodes-abcde": false, "kube-dns-nodes-ipv4-2bcd5": false, "kube-dns-2bcd5": false, "kube-dns-nodes-ipv4-": false,
+	} {
+		if got := own(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name}}); got != want {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+}
