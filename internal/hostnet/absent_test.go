@@ -10,7 +10,7 @@ import (
 	"portal/internal/nettest"
 )
 
-// TestAbsent: a kernel that was booted without IPv6 answers as this one does about a family that it has not.
+// TestAbsent: a kernel that was booted without IPv6 answers as this one does about a family that it does not have.
 func TestAbsent(t *testing.T) {
 	nettest.InNamespace(t, func() {
 		_, rules := netlink.RuleList(unix.AF_IPX)

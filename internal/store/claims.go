@@ -46,7 +46,7 @@ type TooManyClaimsError struct {
 }
 
 func (e *TooManyClaimsError) Error() string {
-	return fmt.Sprintf("etcd refuses a transaction of %d operations: start it with --max-txn-ops=%d (%v)", e.Ops, max(MaxTxnOps, e.Ops), e.Cause)
+	return fmt.Sprintf("etcd refuses a transaction of %d operations: start it with --max-txn-ops=%d (%v)", e.Ops, max(MaxTxnOps, e.Ops+2*groupSize), e.Cause)
 }
 
 // Unwrap is what etcd said.

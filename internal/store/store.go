@@ -134,7 +134,7 @@ func (s *Store) Check(ctx context.Context) error {
 	return nil
 }
 
-// explainTxn tells apart that etcd allows fewer operations in a transaction than Portal needs.
+// explainTxn recognizes the error of an etcd that allows too few operations in a transaction.
 func explainTxn(err error, ops int) error {
 	if errors.Is(err, rpctypes.ErrTooManyOps) || strings.Contains(err.Error(), "too many operations") {
 		return &TooManyClaimsError{Ops: ops, Cause: err}

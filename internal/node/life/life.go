@@ -218,9 +218,9 @@ type Pod struct {
 	// deleted is when the deletion was first seen.
 	deleted time.Time
 	// ending is why the Pod ends before its containers do by themselves.
-	ending *ending
-	asked  map[string]int32 // for which round a container's last start is
-	told   map[string]bool  // events that are told once
+	ending  *ending
+	asked   map[string]int32 // for which round a container's last start is
+	emitted map[string]bool  // events that were emitted already
 }
 
 // ending ends a Pod for good.
@@ -232,7 +232,7 @@ type ending struct {
 
 // New makes a Pod's memory. That of a Pod that has been running begins with what is observed.
 func New() *Pod {
-	return &Pod{stops: map[string]*stop{}, asked: map[string]int32{}, told: map[string]bool{}}
+	return &Pod{stops: map[string]*stop{}, asked: map[string]int32{}, emitted: map[string]bool{}}
 }
 
 // step is one decision in the making.
@@ -275,12 +275,12 @@ func (s *step) spec() *corev1.PodSpec { return &s.Input.Pod.Spec }
 
 func (s *step) do(a Action) { s.out.Actions = append(s.out.Actions, a) }
 
-func (s *step) tell(once string, e Event) {
+func (s *step) emit(once string, e Event) {
 	if once != "" {
-		if s.told[once] {
+		if s.emitted[once] {
 			return
 		}
-		s.told[once] = true
+		s.emitted[once] = true
 	}
 	s.out.Events = append(s.out.Events, e)
 }
@@ -345,7 +345,7 @@ func (s *step) end() {
 		s.ending = &ending{deadline: s.Now.Add(s.grace()), reason: pod.Status.Reason, message: pod.Status.Message}
 	case s.Evict != nil && !s.finished():
 		s.ending = &ending{deadline: s.Now.Add(evictionGrace), reason: s.Evict.Reason, message: s.Evict.Message, evicted: true}
-		s.tell("", Event{Warning: true, Reason: s.Evict.Reason, Message: s.Evict.Message})
+		s.emit("", Event{Warning: true, Reason: s.Evict.Reason, Message: s.Evict.Message})
 	case pod.Spec.ActiveDeadlineSeconds != nil && started != nil && !s.finished():
 		end := started.Add(Seconds(*pod.Spec.ActiveDeadlineSeconds))
 		if s.Now.Before(end) {
@@ -353,7 +353,7 @@ func (s *step) end() {
 			return
 		}
 		s.ending = &ending{deadline: s.Now.Add(s.grace()), reason: "DeadlineExceeded", message: "it ran for longer than spec.activeDeadlineSeconds"}
-		s.tell("", Event{Warning: true, Reason: "DeadlineExceeded", Message: "Pod ran for longer than spec.activeDeadlineSeconds"})
+		s.emit("", Event{Warning: true, Reason: "DeadlineExceeded", Message: "Pod ran for longer than spec.activeDeadlineSeconds"})
 	}
 }
 
@@ -365,10 +365,10 @@ func (s *step) grace() time.Duration {
 	return Seconds(ptr.Deref(s.spec().TerminationGracePeriodSeconds, 30))
 }
 
-// longest is the longest time that Seconds says.
+// longest is the most that Seconds returns.
 const longest = math.MaxInt64 / time.Second * time.Second
 
-// Seconds is so many seconds, longest at most and none if it is less than that: the API takes any number.
+// Seconds converts to a duration between 0 and longest: the API takes any number.
 func Seconds(n int64) time.Duration {
 	return time.Duration(min(max(n, 0), int64(longest/time.Second))) * time.Second
 }

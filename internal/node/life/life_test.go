@@ -194,7 +194,7 @@ func TestForcedDeletion(t *testing.T) {
 	w.want("0s sandbox", "0s a started", "0s event Killing", "0s a SIGKILL", "0s a ended", "0s sandbox stopped", "0s forgotten")
 }
 
-// TestLongGrace: a grace period that is longer than a time.Duration is a long one, also if the API server reckoned wrongly with it.
+// TestLongGrace: a grace period that is longer than a time.Duration is a long one, also if the API server calculated with it wrongly.
 func TestLongGrace(t *testing.T) {
 	for _, grace := range []int64{9_223_372_036, 9_223_372_037, math.MaxInt64} {
 		spec := corev1.PodSpec{Containers: named("a"), TerminationGracePeriodSeconds: &grace, ActiveDeadlineSeconds: ptr.To[int64](60)}

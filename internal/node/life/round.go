@@ -59,7 +59,7 @@ func (s *step) stopOutdated() (wait bool) {
 			}
 			if r := s.running(name); r != nil && s.outdated(r) {
 				wait = true
-				s.tell("restart all "+r.ID, Event{Container: name, Reason: "Killing", Message: "Stopping container " + name + ": all containers of the Pod start again"})
+				s.emit("restart all "+r.ID, Event{Container: name, Reason: "Killing", Message: "Stopping container " + name + ": all containers of the Pod start again"})
 				s.do(Signal{Container: name, Run: r.ID, Kill: true})
 				s.wake(s.Now.Add(killInterval))
 			}

@@ -82,7 +82,7 @@ func (s *step) again(c *corev1.Container, init bool, r *Run) bool {
 // restart starts a container again, after its back-off.
 func (s *step) restart(c *corev1.Container, init bool, r *Run) {
 	if at := s.backoffEnd(r); at.After(s.Now) {
-		s.tell("backoff "+r.ID, Event{Container: c.Name, Warning: true, Reason: "BackOff", Message: "Back-off before restarting container " + c.Name + ": " + backoffMessage(r)})
+		s.emit("backoff "+r.ID, Event{Container: c.Name, Warning: true, Reason: "BackOff", Message: "Back-off before restarting container " + c.Name + ": " + backoffMessage(r)})
 		s.wake(at)
 		return
 	}
@@ -95,7 +95,7 @@ func (s *step) start(c *corev1.Container, init bool, attempt int32, backoff time
 		s.wake(f.At.Add(errorShown))
 		if at := s.retryAt(f); at.After(s.Now) {
 			if pullFailure(f.Reason) && !s.Now.Before(f.At.Add(errorShown)) {
-				s.tell(fmt.Sprint("pull ", c.Name, f.At), Event{Container: c.Name, Warning: true, Reason: "BackOff", Message: fmt.Sprintf(
+				s.emit(fmt.Sprint("pull ", c.Name, f.At), Event{Container: c.Name, Warning: true, Reason: "BackOff", Message: fmt.Sprintf(
 					"Back-off before pulling image %q of container %s again: the next try is %s after the last one", c.Image, c.Name, at.Sub(f.At))})
 			}
 			s.wake(at)

@@ -23,7 +23,7 @@ func (s *step) stop(c *corev1.Container, r *Run, deadline time.Time, why Event) 
 			why = Event{Reason: "Killing", Message: "Stopping container " + c.Name}
 		}
 		why.Container = c.Name
-		s.tell("", why)
+		s.emit("", why)
 	}
 	if !deadline.IsZero() && deadline.Before(st.deadline) {
 		st.deadline = deadline
@@ -59,7 +59,7 @@ func (s *step) awaitHook(c *corev1.Container, r *Run, st *stop) bool {
 	result, known := s.Observed.Hooks[hook]
 	if known && result.Done {
 		if result.Failure != "" {
-			s.tell("prestop "+r.ID, Event{Container: c.Name, Warning: true, Reason: "FailedPreStopHook", Message: "preStop hook failed: " + result.Failure})
+			s.emit("prestop "+r.ID, Event{Container: c.Name, Warning: true, Reason: "FailedPreStopHook", Message: "preStop hook failed: " + result.Failure})
 		}
 		return false
 	}
