@@ -74,7 +74,7 @@ func Addresses(svc *corev1.Service) (out []netip.Addr) {
 // LostAddresses says that a kube-dns is of no use: it is an ExternalName, or headless with no Pods behind it. One that selects Pods is
 // somebody's own.
 func LostAddresses(svc *corev1.Service) bool {
-	return svc.Spec.Type == corev1.ServiceTypeExternalName || len(Addresses(svc)) == 0 && len(svc.Spec.Selector) == 0
+	return svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == corev1.ClusterIPNone && len(svc.Spec.Selector) == 0
 }
 
 // Repaired is a kube-dns that was an ExternalName, at the given cluster IPs or, without any, at those that it is given. Its selector and

@@ -122,6 +122,11 @@ func (c *Controller) sync(ctx context.Context) (queue.Result, error) {
 	case err != nil:
 		return queue.Result{}, err
 	case clusterdns.LostAddresses(svc) && len(nodes) > 0:
+		// What informers keep of a Service is not enough to write it.
+		svc, err := c.Client.CoreV1().Services(metav1.NamespaceSystem).Get(ctx, clusterdns.ServiceName, metav1.GetOptions{})
+		if err != nil {
+			return queue.Result{}, err
+		}
 		return queue.Result{}, c.ensureService(ctx, svc)
 	case len(svc.Spec.Selector) > 0:
 		return c.write(ctx, nil) // somebody's Pods serve names
