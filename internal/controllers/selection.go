@@ -9,9 +9,6 @@ import (
 // Selection is which controllers run.
 type Selection struct{ names []string }
 
-// All is every controller there is.
-func All() Selection { return Selection{Names()} }
-
 // ParseSelection reads the value of --controllers: a list of names; "*" stands for all, "-name" takes one out, "none"
 // alone is none. A list that only takes out takes out of all. own are the names of controllers that the caller adds.
 func ParseSelection(values []string, own ...string) (Selection, error) {
