@@ -126,6 +126,31 @@ func TestCheckAddress(t *testing.T) {
 	}
 }
 
+// The last address of a range that lies within another one is one like others: whoever got it by chance can ask for it again.
+func TestCheckAddressOfOverlappingRanges(t *testing.T) {
+	const edge = "10.0.0.15"
+	for _, prefixes := range [][]string{{"10.0.0.0/28", "10.0.0.0/24"}, {"10.0.0.0/24", "10.0.0.0/28"}} {
+		b, _ := newAllocator(t, 30000, 30001, prefixes...)
+		h := b.Begin(false)
+		got := false
+		for range 254 {
+			addr, err := h.Address(false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = got || addr.String() == edge
+		}
+		if !got {
+			t.Errorf("%v: %s was not handed out", prefixes, edge)
+		}
+		for addr, ok := range map[string]bool{edge: true, "10.0.0.0": false, "10.0.0.255": false, "10.0.1.0": false} {
+			if err := h.CheckAddress(netip.MustParseAddr(addr)); (err == nil) != ok {
+				t.Errorf("%v: %s: %v", prefixes, addr, err)
+			}
+		}
+	}
+}
+
 // What is in use is never more than what there is: claims that a range has no place for don't count.
 func TestInUse(t *testing.T) {
 	b, _ := newAllocator(t, 30000, 30001)

@@ -53,14 +53,18 @@ func (r *Reservation) CheckAddress(addr netip.Addr) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var ranges []string
-	for _, one := range a.ranges {
-		if one.prefix.Contains(addr) {
-			if !one.usable(addr) {
-				return fmt.Errorf("%s is the first or last address of %s, which no Service can have", addr, one.prefix)
-			}
+	var edge error
+	for _, one := range a.ranges { // which may overlap: the edge of one may be in the middle of another
+		switch {
+		case one.usable(addr):
 			return nil
+		case one.prefix.Contains(addr) && edge == nil:
+			edge = fmt.Errorf("%s is the first or last address of %s, which no Service can have", addr, one.prefix)
 		}
 		ranges = append(ranges, one.prefix.String())
+	}
+	if edge != nil {
+		return edge
 	}
 	if len(ranges) == 0 {
 		ranges = []string{"any range: there is no ServiceCIDR"}
