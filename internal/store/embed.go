@@ -34,6 +34,9 @@ type Options struct {
 	DialTimeout time.Duration
 	// Tracer records what requests ask of etcd; nil: nothing is recorded.
 	Tracer trace.TracerProvider
+
+	// commitInterval is how often the embedded etcd commits; 0: as it comes. Tests make it longer.
+	commitInterval time.Duration
 }
 
 // DefaultOptions keep an embedded etcd of up to 8 GiB and drop revisions older than five minutes.
@@ -79,6 +82,7 @@ func startEmbedded(ctx context.Context, opts Options) (*embedded, error) {
 	cfg.InitialCluster = initialCluster
 	cfg.ListenClientUrls, cfg.ListenPeerUrls = nil, nil
 	cfg.QuotaBackendBytes = opts.QuotaBytes + reserve(opts.QuotaBytes)
+	cfg.BackendBatchInterval = opts.commitInterval
 	cfg.MaxTxnOps = embeddedTxnOps
 	cfg.MaxRequestBytes = 4 << 20
 	// Fewer entries kept in memory for followers, of which there are none.

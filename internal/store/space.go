@@ -36,6 +36,8 @@ type space struct {
 	// pressed is set when a write did not fit into the embedded etcd's quota. From then on all are refused until there is
 	// room, so that what is refused does not depend on how large it is.
 	pressed atomic.Bool
+	// uncommitted is how many bytes were admitted since etcd was last made to commit: what it has not committed is not in its size yet.
+	uncommitted atomic.Int64
 	// defragmenting is set while etcd answers nothing for a known reason.
 	defragmenting atomic.Bool
 	// looking is held by whoever measures, compacts and defragments: an old measurement never replaces a newer one.
@@ -62,24 +64,36 @@ func exempt(ctx context.Context, allowed *bool) context.Context {
 
 // admit refuses a write of so many bytes that is beyond the quota and may not use the reserve.
 func (s *space) admit(ctx context.Context, cost int) error {
-	if !s.embedded || s.quota <= 0 || s.accepts(cost) {
+	if !s.embedded || s.quota <= 0 {
 		return nil
 	}
-	if allowed, ok := ctx.Value(exemptKey{}).(*bool); ok && *allowed {
+	allowed, _ := ctx.Value(exemptKey{}).(*bool)
+	switch {
+	case s.accepts(cost):
+	case allowed != nil && *allowed:
 		s.pressed.Store(true)
 		s.noSpace()
-		return nil
+	case !s.makeRoom(ctx, cost):
+		s.noSpace()
+		return s.explain(rpctypes.ErrNoSpace)
 	}
-	if s.makeRoom(ctx, cost) {
-		return nil
-	}
-	s.noSpace()
-	return s.explain(rpctypes.ErrNoSpace)
+	s.uncommitted.Add(int64(cost))
+	return nil
 }
 
 // accepts says that a write of so many bytes is within the embedded etcd's quota.
 func (s *space) accepts(cost int) bool {
-	return s.backend.Size()+int64(cost) < s.quota && !s.pressed.Load()
+	if s.pressed.Load() {
+		return false
+	}
+	free := s.quota - s.backend.Size() - int64(cost)
+	if free > 0 && s.uncommitted.Load() >= free {
+		// Many writes come between two commits of a busy etcd: together they must not use up the reserve.
+		s.uncommitted.Store(0)
+		s.backend.ForceCommit()
+		free = s.quota - s.backend.Size() - int64(cost)
+	}
+	return free > 0
 }
 
 // makeRoom waits for room to be made for a write of so many bytes, unless that was tried in vain: what was deleted or written over takes

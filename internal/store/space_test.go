@@ -152,6 +152,26 @@ func TestDeletionMarksAtTheQuota(t *testing.T) {
 	}
 }
 
+// Writes that etcd has not committed yet count: many of them at once don't use up the reserve, which deletions need.
+func TestUncommittedWritesCount(t *testing.T) {
+	opts := small(t)
+	opts.commitInterval = time.Hour
+	f := openWith(t, opts)
+	if err := f.create(t, "guarded"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.fill(t); err == nil {
+		t.Fatal("not full")
+	}
+	if size := f.space.backend.Size(); size > smallQuota+1<<20 {
+		t.Errorf("the database has %d bytes, with a quota of %d", size, smallQuota)
+	}
+	now := metav1.Now()
+	if err := f.update(t.Context(), "guarded", func(cm *corev1.ConfigMap) { cm.DeletionTimestamp = &now }); err != nil {
+		t.Errorf("marking an object as deleted: %v", err)
+	}
+}
+
 // alarmed leaves a data directory whose etcd has raised the alarm and is full of live data.
 func alarmedDir(t *testing.T) Options {
 	t.Helper()
