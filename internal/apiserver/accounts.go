@@ -119,4 +119,4 @@ func (s *Server) externalAddress() string {
 }
 
 // RootCA is what verifies this server's certificate, in PEM. It changes when the CA is rotated.
-func (s *Server) RootCA() []byte { return s.certs.bundle() }
+func (s *Server) RootCA() []byte { return s.certs.agreed() }

@@ -34,6 +34,9 @@ const (
 	// for each cluster, so that of two servers with different CAs only one can be the first.
 	authorityRoot   = store.Prefix + "/portal/authorities"
 	authorityPrefix = authorityRoot + "/"
+
+	// rewatchAfter is the pause before a watch on them that has ended is opened again.
+	rewatchAfter = time.Second
 )
 
 // certificates keeps the server's certificates valid while it runs: the CA, the server's own and the administrator's. The
@@ -47,6 +50,8 @@ type certificates struct {
 	nodes, extensions pki.Request
 	// retry is how long to wait after a failure.
 	retry time.Duration
+	// unregistered is sent to when the CAs could not be compared with etcd.
+	unregistered chan struct{}
 	// writeConfig gives the administrator a new certificate; changed is called when a CA came or went.
 	writeConfig func(admin pki.Pair, bundle []byte) error
 	changed     func()
@@ -77,7 +82,7 @@ func (s *Server) openCertificates(ctx context.Context) (err error) {
 
 		extensions: pki.Request{File: "front-proxy-client", Name: identity.FrontProxy},
 
-		retry: min(10*time.Second, s.opts.Lifetimes.Certificate/20),
+		retry: min(10*time.Second, s.opts.Lifetimes.Certificate/20), unregistered: make(chan struct{}, 1),
 
 		writeConfig: s.writeKubeconfig,
 		changed:     func() { s.loop.Check() },
@@ -203,7 +208,11 @@ func (c *certificates) check(names ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	if err := c.register(ctx); err != nil {
-		klog.ErrorS(err, "certificate authorities could not be compared with etcd, retrying")
+		klog.ErrorS(err, "certificate authorities could not be compared with etcd, retrying", "in", c.retry)
+		select {
+		case c.unregistered <- struct{}{}:
+		default:
+		}
 	}
 	server, serverCert, err := c.authority.Issue(c.server, slices.Contains(names, c.server.File))
 	if err != nil {
@@ -269,8 +278,11 @@ func (c *certificates) publish(pair, nodes, extensions pki.Pair, bundle []byte, 
 
 // run renews until ctx ends.
 func (c *certificates) run(ctx context.Context) {
-	peers := c.etcd.Watch(ctx, authorityPrefix, clientv3.WithPrefix())
+	var peers clientv3.WatchChan
 	for ctx.Err() == nil {
+		if peers == nil { // before the check, which then sees what came until here
+			peers = c.etcd.Watch(ctx, authorityPrefix, clientv3.WithPrefix())
+		}
 		c.mu.Lock()
 		wait := time.Until(c.next)
 		c.mu.Unlock()
@@ -282,12 +294,22 @@ func (c *certificates) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
+		case <-c.unregistered:
+			pause(ctx, c.retry)
 		case _, ok := <-peers:
-			if !ok && ctx.Err() == nil {
-				peers = nil // the timer is enough until the next start
+			if !ok { // a watch that lost its connection and missed a compaction does not come back by itself
+				peers = nil
+				pause(ctx, rewatchAfter)
 			}
 		}
 		timer.Stop()
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }
 
@@ -296,6 +318,14 @@ func (c *certificates) bundle() []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.trusted
+}
+
+// agreed is every CA that is trusted, in PEM, in an order in which all servers of the cluster have them: for objects that each server
+// writes. In a bundle the one that signs comes first, and that may be another for each server.
+func (c *certificates) agreed() []byte {
+	trusted := c.authority.Trusted()
+	slices.SortFunc(trusted, func(a, b *x509.Certificate) int { return strings.Compare(fingerprint(a), fingerprint(b)) })
+	return pki.EncodeCertificates(trusted...)
 }
 
 // forNodes is what this server shows to nodes.

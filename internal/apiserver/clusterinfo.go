@@ -2,13 +2,11 @@ package apiserver
 
 import (
 	"context"
-	"crypto/x509"
 	"net"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,7 +15,6 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"portal/internal/bootstrap"
-	"portal/internal/pki"
 )
 
 // ensureClusterInfo publishes where the API is and which CAs it has, for machines that join. Signatures are a controller's.
@@ -40,7 +37,7 @@ func (s *Server) ensureClusterInfo(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	want, err := clusterInfo(server, s.certs.authority.Trusted())
+	want, err := clusterInfo(server, s.certs.agreed())
 	if err != nil {
 		return err
 	}
@@ -117,11 +114,10 @@ func (s *Server) url() string {
 	return "https://" + net.JoinHostPort(host, strconv.Itoa(int(s.opts.port)))
 }
 
-// clusterInfo is a kubeconfig without credentials. It is the same text whichever server writes it.
-func clusterInfo(server string, trusted []*x509.Certificate) (string, error) {
-	slices.SortFunc(trusted, func(a, b *x509.Certificate) int { return strings.Compare(fingerprint(a), fingerprint(b)) })
+// clusterInfo is a kubeconfig without credentials.
+func clusterInfo(server string, bundle []byte) (string, error) {
 	config := clientcmdapi.NewConfig()
-	config.Clusters[""] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: pki.EncodeCertificates(trusted...)}
+	config.Clusters[""] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: bundle}
 	data, err := clientcmd.Write(*config)
 	return string(data), err
 }

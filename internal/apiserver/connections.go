@@ -49,16 +49,32 @@ type limitedListener struct {
 
 	mu   sync.Mutex
 	open int
-	// byAddress and unauthenticated hold the connections on which no request of a known client has come, by the client's
-	// address and the oldest first.
-	byAddress       map[string]*list.Element
+	// byAddress and unauthenticated hold the connections on which no request of a known client has come, by their addresses and
+	// the oldest first.
+	byAddress       map[addresses]*list.Element
 	unauthenticated list.List
 	logged          time.Time
 }
 
+// addresses tell connections apart: a client may use one address and port of its own for connections to several of this machine's.
+type addresses struct{ client, server string }
+
+func addressesOf(conn net.Conn) addresses {
+	return addresses{conn.RemoteAddr().String(), conn.LocalAddr().String()}
+}
+
+// connectionOf are the addresses of the connection that a request came by.
+func connectionOf(r *http.Request) addresses {
+	of := addresses{client: r.RemoteAddr}
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
+		of.server = local.String()
+	}
+	return of
+}
+
 func limitConnections(inner net.Listener, most, cpus int, timeout time.Duration, waited func()) *limitedListener {
 	return &limitedListener{
-		Listener: inner, max: most, timeout: timeout, handshakes: newHandshakes(cpus, waited), closed: make(chan struct{}), byAddress: map[string]*list.Element{},
+		Listener: inner, max: most, timeout: timeout, handshakes: newHandshakes(cpus, waited), closed: make(chan struct{}), byAddress: map[addresses]*list.Element{},
 	}
 }
 
@@ -85,7 +101,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 }
 
 func (l *limitedListener) admit(conn net.Conn) net.Conn {
-	c := &limitedConn{Conn: conn, listener: l, address: conn.RemoteAddr().String(), greeting: greeting{handshakes: l.handshakes}}
+	c := &limitedConn{Conn: conn, listener: l, addresses: addressesOf(conn), greeting: greeting{handshakes: l.handshakes}}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.open >= l.max {
@@ -102,7 +118,7 @@ func (l *limitedListener) admit(conn net.Conn) net.Conn {
 		l.drop(oldest.Value.(*limitedConn))
 	}
 	l.counted(1)
-	l.byAddress[c.address] = l.unauthenticated.PushBack(c)
+	l.byAddress[c.addresses] = l.unauthenticated.PushBack(c)
 	c.timer = time.AfterFunc(l.timeout, func() { _ = c.Close() })
 	return c
 }
@@ -122,24 +138,24 @@ func (l *limitedListener) drop(c *limitedConn) {
 	}
 	c.closed = true
 	l.counted(-1)
-	l.known(c.address)
+	l.known(c.addresses)
 	c.timer.Stop()
 	_ = c.Conn.Close()
 }
 
 // known takes a connection out of those that may be closed for others. The caller holds mu.
-func (l *limitedListener) known(address string) {
-	if element, ok := l.byAddress[address]; ok {
+func (l *limitedListener) known(of addresses) {
+	if element, ok := l.byAddress[of]; ok {
 		l.unauthenticated.Remove(element)
-		delete(l.byAddress, address)
+		delete(l.byAddress, of)
 	}
 }
 
-// sawRequest notes that a request has come from an address: from now on the server's own limits on idle connections apply.
+// sawRequest notes that a request has come on a connection: from now on the server's own limits on idle connections apply.
 func (l *limitedListener) sawRequest(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		l.mu.Lock()
-		if element, ok := l.byAddress[r.RemoteAddr]; ok {
+		if element, ok := l.byAddress[connectionOf(r)]; ok {
 			element.Value.(*limitedConn).timer.Stop()
 		}
 		l.mu.Unlock()
@@ -151,26 +167,26 @@ func (l *limitedListener) sawRequest(next http.Handler) http.Handler {
 func (l *limitedListener) sawClient(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if who, ok := genericrequest.UserFrom(r.Context()); ok && who.GetName() != user.Anonymous {
-			l.keep(r.RemoteAddr)
+			l.keep(r)
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
 // keep has a client's connection not closed for another's.
-func (l *limitedListener) keep(address string) {
+func (l *limitedListener) keep(r *http.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.known(address)
+	l.known(connectionOf(r))
 }
 
 type limitedConn struct {
 	net.Conn
-	listener *limitedListener
-	address  string
-	timer    *time.Timer
-	closed   bool
-	greeting greeting
+	listener  *limitedListener
+	addresses addresses
+	timer     *time.Timer
+	closed    bool
+	greeting  greeting
 }
 
 func (c *limitedConn) Read(data []byte) (int, error) {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -72,6 +73,70 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 		if _, err := conn.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
 			t.Fatalf("idle connection %d: %v, want it to be closed", i, err)
 		}
+	}
+}
+
+// TestOneClientAddressForSeveralConnections: a client that uses one address and port of its own for connections to two addresses of
+// the server leaves nothing behind that is taken for a connection, and so does not get around the limit.
+func TestOneClientAddressForSeveralConnections(t *testing.T) {
+	t.Parallel()
+	control := func(set func(fd int) error) func(string, string, syscall.RawConn) error {
+		return func(_, _ string, raw syscall.RawConn) error {
+			var failed error
+			err := raw.Control(func(fd uintptr) { failed = set(int(fd)) })
+			return errors.Join(err, failed)
+		}
+	}
+	// All addresses of loopback, and of nothing else.
+	config := net.ListenConfig{Control: control(func(fd int) error { return syscall.BindToDevice(fd, "lo") })}
+	inner, err := config.Listen(t.Context(), "tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := limitConnections(inner, 2, 1, time.Minute, func() {})
+	defer l.Close()
+	accepted := make(chan net.Conn, 16)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- conn
+		}
+	}()
+	dialer := net.Dialer{Control: control(func(fd int) error { return syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1) })}
+	_, port, err := net.SplitHostPort(inner.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dial := func(to string) net.Conn {
+		conn, err := dialer.Dial("tcp4", net.JoinHostPort(to, port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	own := dial("127.0.0.1")
+	dialer.LocalAddr = own.LocalAddr()
+	dial("127.0.0.2")
+	for _, conn := range []net.Conn{<-accepted, <-accepted} {
+		if err := conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dialer.LocalAddr = nil
+	for range 5 {
+		dial("127.0.0.1")
+	}
+	for range 5 {
+		<-accepted
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open > 2 || l.unauthenticated.Len() != l.open || len(l.byAddress) != l.open {
+		t.Errorf("%d connections are open, want 2 at most; %d and %d are kept as unauthenticated", l.open, l.unauthenticated.Len(), len(l.byAddress))
 	}
 }
 

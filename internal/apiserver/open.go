@@ -23,7 +23,7 @@ func (s *Server) HandleOpen(prefix string, handler http.Handler) {
 
 // KnownClient notes that a handler of HandleOpen knows who sends a request: at the limit, their connection is not closed for another's, as
 // those of the API's own clients are not.
-func (s *Server) KnownClient(r *http.Request) { s.listener.keep(r.RemoteAddr) }
+func (s *Server) KnownClient(r *http.Request) { s.listener.keep(r) }
 
 func (s *Server) openFirst(api http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

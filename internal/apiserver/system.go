@@ -311,7 +311,7 @@ func (s *Server) createService(ctx context.Context, want *corev1.Service) error 
 // ensureAuthenticationConfig publishes the authority of client certificates where Kubernetes' components look for it.
 func (s *Server) ensureAuthenticationConfig(ctx context.Context) error {
 	client := s.client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
-	bundle := string(s.certs.bundle())
+	bundle := string(s.certs.agreed())
 	want := &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: authenticationConfig, Namespace: metav1.NamespaceSystem},
 		Data: map[string]string{
