@@ -165,6 +165,16 @@ func TestBlocksStayApart(t *testing.T) {
 	}
 }
 
+// As in CoreDNS, hosts reads /etc/hosts unless it names another file, with lines of its own or without.
+func TestHostsFile(t *testing.T) {
+	for args, want := range map[string]string{" {\n fallthrough\n }": "/etc/hosts", " {\n 10.0.0.1 a.b\n fallthrough\n }": "/etc/hosts", " /x {\n 10.0.0.1 a.b\n fallthrough\n }": "/x"} {
+		got, err := Parse("Corefile", ".:53 {\n kubernetes a.b\n hosts"+args+"\n}")
+		if err != nil || len(got.Hosts) != 1 || got.Hosts[0].File != want {
+			t.Errorf("hosts%s: %+v %v, want the file %s", args, got, err, want)
+		}
+	}
+}
+
 func TestRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"{":                                   "Corefile:1",

@@ -11,8 +11,6 @@ func (b *block) readHosts(d directive) error {
 	h := Hosts{TTL: 3600, Reload: 5 * time.Second, File: "/etc/hosts"}
 	if len(d.args) > 0 {
 		h.File = d.args[0]
-	} else if len(d.body) > 0 {
-		h.File = ""
 	}
 	zones := b.zones
 	if len(d.args) > 1 {

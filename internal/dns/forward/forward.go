@@ -5,6 +5,7 @@ package forward
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,15 +79,19 @@ type call struct {
 	done    chan struct{}
 	cancel  context.CancelFunc
 	waiters int // guarded by Forwarder.mu
-	e       *entry
-	err     error
+	// second: the same query has timed out just now.
+	second bool
+	e      *entry
+	err    error
 }
 
 // failure is a resolution that failed recently. RFC 9520 wants such failures cached, so that a name that does not resolve
 // costs the upstreams and the clients as little as possible.
+// A first time-out is only noted: datagrams get lost, and clients try again at once. A second one counts.
 type failure struct {
 	err   error
 	until time.Time
+	noted bool
 }
 
 const (
@@ -242,7 +247,9 @@ func (f *Forwarder) join(k string, q *wire.Query) *call {
 	}
 	c := &call{done: make(chan struct{}), waiters: 1}
 	if failed, ok := f.failures[k]; ok && f.o.Clock().Before(failed.until) {
-		c.err = failed.err
+		if c.second = failed.noted; !c.second {
+			c.err = failed.err
+		}
 	}
 	if f.ctx.Err() != nil {
 		c.err = errStopped
@@ -287,9 +294,14 @@ func (f *Forwarder) finish(k string, c *call, m *dns.Msg, err error, cancelled b
 	if f.calls[k] == c {
 		delete(f.calls, k)
 	}
-	if c.err = err; err != nil && !cancelled && len(f.failures) < maxFailures {
-		f.failures[k] = failure{err, f.o.Clock().Add(failureTTL)}
+	// That no upstream was asked says nothing about the name.
+	if c.err = err; err != nil && !cancelled && !errors.Is(err, errAllUnhealthy) && len(f.failures) < maxFailures {
+		f.failures[k] = failure{err, f.o.Clock().Add(failureTTL), timedOut(err) && !c.second}
 	}
 	f.mu.Unlock()
 	close(c.done)
+}
+
+func timedOut(err error) bool {
+	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
 }

@@ -167,7 +167,7 @@ func (f *Forwarder) ask(ctx context.Context, question []byte, do, cd bool) (*dns
 			return nil, errAllUnhealthy
 		}
 	}
-	var last error = errAllUnhealthy
+	var failed []error
 	var refusal *dns.Msg
 	for _, u := range list {
 		m, err := f.exchange(ctx, u, question, do, cd)
@@ -175,7 +175,7 @@ func (f *Forwarder) ask(ctx context.Context, question []byte, do, cd bool) (*dns
 		case ctx.Err() != nil && err != nil:
 			return nil, fmt.Errorf("%s: %w", u, err)
 		case err != nil:
-			last = fmt.Errorf("%s: %w", u, err)
+			failed = append(failed, fmt.Errorf("%s: %w", u, err))
 		case m.Rcode == dns.RcodeServerFailure || m.Rcode == dns.RcodeRefused:
 			refusal = m // another one may know
 		default:
@@ -185,7 +185,7 @@ func (f *Forwarder) ask(ctx context.Context, question []byte, do, cd bool) (*dns
 	if refusal != nil {
 		return refusal, nil
 	}
-	return nil, last
+	return nil, errors.Join(failed...)
 }
 
 // exchange sends a query to one upstream and parses its response.

@@ -49,6 +49,24 @@ func TestLostDatagrams(t *testing.T) {
 	}
 }
 
+// A name whose datagrams all got lost is asked for again with the next query.
+func TestLostAnswers(t *testing.T) {
+	var asked atomic.Int32
+	lossy := raw(t, func(r *dns.Msg) [][]byte {
+		if asked.Add(1) == 1 {
+			return nil
+		}
+		return [][]byte{packed(address(r, 100, 1))}
+	})
+	f, _ := forwarder(t, func(o *Options) { o.Timeout = 200 * time.Millisecond }, Upstream{Addr: lossy})
+	if m, err := resolve(t, f, "www.example."); err == nil {
+		t.Fatalf("%v out of nothing", m)
+	}
+	if m, err := resolve(t, f, "www.example."); err != nil || len(m.Answer) != 1 {
+		t.Fatalf("%v %v", m, err)
+	}
+}
+
 func TestLongAnswersComeByTCP(t *testing.T) {
 	s := serve(t, func(r *dns.Msg) *dns.Msg { return address(r, 100, 60) })
 	f, _ := forwarder(t, nil, Upstream{Addr: s.addr})

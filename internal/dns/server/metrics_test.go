@@ -17,6 +17,7 @@ import (
 
 	"portal/internal/dns/forward"
 	"portal/internal/dns/zone"
+	"portal/internal/intent"
 )
 
 // The metrics must be gathered without an error after any use: every protocol, family and response code, several zones and
@@ -111,6 +112,31 @@ func TestMetricsAfterUse(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("the metrics lack %s", want)
 		}
+	}
+}
+
+// A response over TCP counts once, and is logged once, however long it is.
+func TestLongResponsesCountOnce(t *testing.T) {
+	c := small()
+	c.SetService(&intent.Service{Key: namespaced("shop", "big"), Headless: true})
+	slice := &intent.Slice{Key: namespaced("shop", "big-1"), Service: "big", Family: intent.IPv4}
+	for i := range 400 {
+		slice.Endpoints = append(slice.Endpoints, intent.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), Condition: intent.Ready})
+	}
+	c.SetSlice(slice)
+	var log bytes.Buffer
+	s, addr := started(t, c, Options{QueryLog: &log})
+	if r := ask(t, addr, "tcp", "big.shop.svc.cluster.local.", dns.TypeA); len(r.Answer) != 400 {
+		t.Fatalf("%d answers", len(r.Answer))
+	}
+	if n := s.metrics.sums()[protoTCP].inSize.total(); n != 1 {
+		t.Errorf("counted %d times", n)
+	}
+	s.queries.flush()
+	s.queries.mu.Lock()
+	defer s.queries.mu.Unlock()
+	if n := bytes.Count(log.Bytes(), []byte("\n")); n != 1 {
+		t.Errorf("logged:\n%s", log.Bytes())
 	}
 }
 

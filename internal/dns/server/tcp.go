@@ -102,7 +102,6 @@ func (t *stream) converse(c net.Conn) {
 	defer t.s.metrics.merge(t.proto, conv.w.count)
 	r := bufio.NewReaderSize(c, 2048)
 	buf := make([]byte, 0, 1024)
-	out := make([]byte, 0, 4096)
 	for {
 		// A whole query must arrive within the time: a byte now and then does not keep a connection open.
 		c.SetReadDeadline(time.Now().Add(idleTimeout))
@@ -121,27 +120,28 @@ func (t *stream) converse(c net.Conn) {
 		if _, err := io.ReadFull(r, buf); err != nil {
 			return
 		}
-		if out, err = conv.handle(out, buf); err != nil {
+		if err := conv.handle(buf); err != nil {
 			return
 		}
 	}
 }
 
-func (v *conversation) handle(out, msg []byte) ([]byte, error) {
+// bigBuffers are for responses of any length; a connection without a query holds none.
+var bigBuffers = sync.Pool{New: func() any { return new([bigSize]byte) }}
+
+func (v *conversation) handle(msg []byte) error {
+	buf := bigBuffers.Get().(*[bigSize]byte)
+	defer bigBuffers.Put(buf)
 	v.w.now = time.Now()
 	v.w.count.mu.Lock()
-	got, verdict := v.w.handle(out[:0], msg, v.from)
-	if verdict == reply && len(got) > 2 && got[2]&2 != 0 && cap(out) < 65535 {
-		out = make([]byte, 0, 65535) // truncated because of the buffer: again, with one that holds any message
-		got, verdict = v.w.handle(out, msg, v.from)
-	}
+	got, verdict := v.w.handle(buf[:0], msg, v.from)
 	v.w.count.spent(1, time.Since(v.w.now))
 	v.w.count.mu.Unlock()
 	switch verdict {
 	case reply:
-		return out, v.write(got)
+		return v.write(got)
 	case transfer:
-		return out, v.t.s.transfer(&v.w.q, v.write)
+		return v.t.s.transfer(&v.w.q, v.write)
 	case later:
 		v.wait <- struct{}{}
 		v.t.s.resolve(msg, v.from, v.t.proto, func(answer []byte) {
@@ -149,7 +149,7 @@ func (v *conversation) handle(out, msg []byte) ([]byte, error) {
 			v.write(answer)
 		})
 	}
-	return out, nil
+	return nil
 }
 
 func (v *conversation) write(msg []byte) error {

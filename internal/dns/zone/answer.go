@@ -45,16 +45,18 @@ func (z *Zones) Origin(q *wire.Query) (name string, reverse, ok bool) {
 	return g.wire, g.reverse, true
 }
 
-func (z *Zones) origin(q *wire.Query) (*origin, int) {
-	name := q.Name()
+// origin returns the longest zone that contains a name, nil for none.
+func (z *Zones) origin(q *wire.Query) (found *origin, at int) {
+	name, at := q.Name(), -1
 	for i := range z.origins {
 		g := &z.origins[i]
-		if len(name) >= len(g.wire) && q.Labels() >= g.labels && string(name[len(name)-len(g.wire):]) == g.wire &&
+		if (found == nil || len(g.wire) > len(found.wire)) &&
+			len(name) >= len(g.wire) && q.Labels() >= g.labels && string(name[len(name)-len(g.wire):]) == g.wire &&
 			(q.Labels() == g.labels || q.LabelAt(q.Labels()-g.labels) == len(name)-len(g.wire)) {
-			return g, i
+			found, at = g, i
 		}
 	}
-	return nil, -1
+	return found, at
 }
 
 // Answer writes the response to a query into dst, which must have room for r.Limit bytes.

@@ -38,6 +38,28 @@ func ask(t interface{ Fatal(...any) }, z *Zones, name string, typ uint16) *dns.M
 	return r
 }
 
+// Of two zones one of which is within the other, the longer one has the name, whichever was given first.
+func TestZoneWithinZone(t *testing.T) {
+	for _, zones := range [][]string{{"example", "east.example"}, {"east.example", "example"}} {
+		c := intent.NewCluster()
+		z, err := New(c, Options{Zones: zones, TTL: 30})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetNamespace(&intent.Namespace{Name: "shop"})
+		c.SetService(&intent.Service{Key: intent.Key{Namespace: "shop", Name: "web"}, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}})
+		z.Update(c.Follow().Take())
+		for _, zone := range zones {
+			if r := ask(t, z, "web.shop.svc."+zone+".", dns.TypeA); len(r.Answer) != 1 {
+				t.Errorf("zones %v: %v", zones, r)
+			}
+			if r := ask(t, z, zone+".", dns.TypeSOA); len(r.Answer) != 1 {
+				t.Errorf("zones %v: %v", zones, r)
+			}
+		}
+	}
+}
+
 // Records that were brought up to date change by change must equal those made at once from the final state.
 func TestIncrementalEqualsFresh(t *testing.T) {
 	o := Options{Zones: []string{"cluster.local", "two.example"}, TTL: 30, Pods: PodsInsecure}
