@@ -27,12 +27,16 @@ func IsTemporary(a *netlink.Addr) bool {
 	return a.Flags&unix.IFA_F_DEPRECATED != 0 && a.Flags&unix.IFA_F_NODAD != 0
 }
 
-// virtualDevices hold addresses of Services, which others bring to this machine; none of them is the machine's own.
-var virtualDevices = []string{"portal-ipvs0", "kube-ipvs0", "nodelocaldns"}
+// serviceDevices hold the cluster IPs of all Services, which a proxy that uses IPVS puts there; virtualDevices hold addresses of
+// Services at all. None of them is the machine's own.
+var (
+	serviceDevices = []string{"portal-ipvs0", "kube-ipvs0"}
+	virtualDevices = append([]string{"nodelocaldns"}, serviceDevices...)
+)
 
 // Addresses are a machine's.
 type Addresses struct {
-	// Local are the addresses of all interfaces, in the kernel's order.
+	// Local are the addresses of all interfaces but those that hold every Service's, in the kernel's order.
 	Local []netip.Addr
 	// Node are those by which others reach the machine: the source address of each family's default route first, then those
 	// of other interfaces. Loopback, link-local and temporary addresses are not among them.
@@ -46,17 +50,18 @@ type Interfaces struct{}
 
 // List returns the addresses of this moment.
 func (Interfaces) List() (Addresses, error) {
-	links, err := netlink.LinkList()
+	links, err := complete(netlink.LinkList)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return Addresses{}, fmt.Errorf("list the interfaces of this machine: %w", err)
 	}
-	all, err := addrList()
+	all, err := complete(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return Addresses{}, fmt.Errorf("list the addresses of this machine: %w", err)
 	}
 	var out Addresses
+	ofServices := indexes(links, serviceDevices)
 	for i := range all {
-		if a, ok := netip.AddrFromSlice(all[i].IP); ok {
+		if a, ok := netip.AddrFromSlice(all[i].IP); ok && !ofServices[all[i].LinkIndex] {
 			out.Local = append(out.Local, a.Unmap())
 			if IsTemporary(&all[i]) {
 				out.Temporary = append(out.Temporary, a.Unmap())
@@ -67,10 +72,21 @@ func (Interfaces) List() (Addresses, error) {
 	return out, nil
 }
 
-// addrList repeats a dump that the kernel interrupted because addresses came or went under it.
-func addrList() (out []netlink.Addr, err error) {
+// indexes are those of the links with some names.
+func indexes(links []netlink.Link, names []string) map[int]bool {
+	out := map[int]bool{}
+	for _, l := range links {
+		if slices.Contains(names, l.Attrs().Name) {
+			out[l.Attrs().Index] = true
+		}
+	}
+	return out
+}
+
+// complete repeats a dump that the kernel interrupted because something came or went under it.
+func complete[T any](dump func() ([]T, error)) (out []T, err error) {
 	for range 5 {
-		out, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
+		out, err = dump()
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
@@ -99,11 +115,10 @@ func isDefault(r *netlink.Route) bool {
 
 // nodeAddresses puts addresses in the order in which they are the node's.
 func nodeAddresses(links []netlink.Link, all []netlink.Addr, routes []netlink.Route) []netip.Addr {
-	loopback, virtual := map[int]bool{}, map[int]bool{}
+	loopback, virtual := map[int]bool{}, indexes(links, virtualDevices)
 	for _, l := range links {
 		attrs := l.Attrs()
 		loopback[attrs.Index] = attrs.Flags&net.FlagLoopback != 0
-		virtual[attrs.Index] = slices.Contains(virtualDevices, attrs.Name)
 	}
 	var out []netip.Addr
 	add := func(a netip.Addr) {

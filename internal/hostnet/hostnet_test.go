@@ -91,7 +91,20 @@ func TestNodeAddresses(t *testing.T) {
 	if got, want := nodeAddrs(t), "[203.0.113.7 198.51.100.7 2001:db8::7 172.17.0.1 192.0.2.7]"; got != want {
 		t.Errorf("with a route that says its source %s, want %s", got, want)
 	}
+	// Cluster IPs that IPVS needs on a device are Services', not the machine's.
+	for i, name := range []string{"portal-ipvs0", "kube-ipvs0", "nodelocaldns"} {
+		ip(t, "link add "+name+" type bridge")
+		ip(t, fmt.Sprintf("address add 10.96.0.%d/32 dev %s", i+1, name))
+	}
+	if got, want := nodeAddrs(t), "[203.0.113.7 198.51.100.7 2001:db8::7 172.17.0.1 192.0.2.7]"; got != want {
+		t.Errorf("beside IPVS %s, want %s", got, want)
+	}
 	local, err := Interfaces{}.List()
+	for a, want := range map[string]bool{"10.96.0.1": false, "10.96.0.2": false, "10.96.0.3": true} {
+		if got := slices.Contains(local.Local, netip.MustParseAddr(a)); got != want {
+			t.Errorf("%s is local: %v, want %v", a, got, want)
+		}
+	}
 	if err != nil || !slices.Contains(local.Local, netip.MustParseAddr("10.244.0.53")) || !slices.Contains(local.Local, netip.MustParseAddr("127.0.0.1")) {
 		t.Errorf("local addresses %v (%v): the temporary and loopback ones are local too", local.Local, err)
 	}
