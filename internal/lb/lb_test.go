@@ -10,8 +10,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 
 	"portal/internal/lb/announce"
@@ -167,6 +169,23 @@ func TestReserved(t *testing.T) {
 	}
 	if got := b.reserved(); len(got) != 0 {
 		t.Errorf("when the Node has it no longer: %v", got)
+	}
+}
+
+// TestHeadlessEndpoints: endpoints of headless Services are followed where Ingresses may lead to them, and only there.
+func TestHeadlessEndpoints(t *testing.T) {
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web", corev1.IsHeadlessService: ""}}}
+	for _, balancing := range []*Balancing{nil, {}} {
+		b := unstarted(t)
+		b.client, b.Balancing = fake.NewClientset(slice), balancing
+		b.makeReplicas()
+		list, err := b.slices.source.List(metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := meta.LenList(list); (n > 0) != (balancing != nil) {
+			t.Errorf("balancing %v: %d slices", balancing != nil, n)
+		}
 	}
 }
 

@@ -41,7 +41,11 @@ func (b *Balancer) makeReplicas() {
 	b.config = follow(core.ConfigMaps(Namespace), &corev1.ConfigMap{}, named(PoolsName), whole, nil)
 	b.passwords = follow(core.Secrets(Namespace), &corev1.Secret{}, named(PasswordsName), whole, nil)
 	b.leases = follow(b.client.CoordinationV1().Leases(b.Leases), &coordinationv1.Lease{}, func(o *metav1.ListOptions) { o.LabelSelector = announce.MemberLabel + "=true" }, whole, nil)
-	b.slices = follow(b.client.DiscoveryV1().EndpointSlices(""), &discoveryv1.EndpointSlice{}, func(o *metav1.ListOptions) { o.LabelSelector = "!" + corev1.IsHeadlessService }, trimSlice, cache.Indexers{
+	narrow := everything
+	if b.Balancing == nil { // no Ingress is served, which may lead to a headless Service
+		narrow = func(o *metav1.ListOptions) { o.LabelSelector = "!" + corev1.IsHeadlessService }
+	}
+	b.slices = follow(b.client.DiscoveryV1().EndpointSlices(""), &discoveryv1.EndpointSlice{}, narrow, trimSlice, cache.Indexers{
 		byService: func(object any) ([]string, error) {
 			if slice, ok := object.(*discoveryv1.EndpointSlice); ok && slice.Labels[discoveryv1.LabelServiceName] != "" {
 				return []string{slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName]}, nil

@@ -118,7 +118,7 @@ func (s *Speaker) Status() (out []Status, failures uint64) {
 func (s *Speaker) Run(ctx context.Context) {
 	ticker := time.NewTicker(s.lookAgain)
 	defer ticker.Stop()
-	defer s.stop()
+	defer func() { s.stop(s.KeepOnStop) }()
 	for {
 		select {
 		case <-ctx.Done():
@@ -135,12 +135,13 @@ func (s *Speaker) Run(ctx context.Context) {
 	}
 }
 
-func (s *Speaker) stop() {
+// stop ends all sessions; keep: peers that agreed to that keep the routes.
+func (s *Speaker) stop(keep bool) {
 	if s.server == nil {
 		return
 	}
-	s.server.stop(s.KeepOnStop)
-	if s.KeepOnStop {
+	s.server.stop(keep)
+	if keep {
 		s.Log.Info("BGP stopped, routes are left with peers that keep them for a restart")
 	} else {
 		s.Log.Info("BGP stopped, routes are withdrawn", "routes", len(s.sent))
@@ -160,7 +161,7 @@ func (s *Speaker) sync() error {
 	}
 	want := s.neighbours(peers)
 	if len(want) == 0 {
-		s.stop()
+		s.stop(false) // no process follows that would announce to them
 		return nil
 	}
 	if s.server == nil {

@@ -150,6 +150,16 @@ func TestRestart(t *testing.T) {
 	r.lostOnly()
 }
 
+// TestLastPeerRemoved: a peer that is not one any more loses all routes at once, also if it was the last one, and if they were to be kept for a restart.
+func TestLastPeerRemoved(t *testing.T) {
+	r := newRouter(t, "127.0.0.2", "")
+	s, _, _ := speak(t, true)
+	s.Set([]Peer{r.peer()}, []Route{route("192.0.2.10")})
+	r.has(plain4)
+	s.Set(nil, []Route{route("192.0.2.10")})
+	r.has()
+}
+
 // TestLost: a session that breaks is begun anew, and the router keeps its routes meanwhile.
 func TestLost(t *testing.T) {
 	r := newRouter(t, "127.0.0.2", "")

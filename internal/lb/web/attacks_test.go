@@ -25,6 +25,7 @@ func impatient(_ *site, l *config.Listener) {
 
 // A request whose body may be right behind its head does not wait for a frame of which only a part has come: that could be for ever.
 func TestHTTP2HalfFrame(t *testing.T) {
+	t.Parallel()
 	s := start(t, pool(named(t, "a")), impatient)
 	for name, half := range map[string]func(f *http2.Framer, out *bytes.Buffer){
 		"of a header of a frame": func(_ *http2.Framer, out *bytes.Buffer) { out.Write([]byte{0, 0, 5}) },
@@ -59,6 +60,7 @@ func TestHTTP2HalfFrame(t *testing.T) {
 
 // A client that takes nothing is not waited for either while the endpoint sends interim answers.
 func TestInterimAnswersToWhoDoesNotRead(t *testing.T) {
+	t.Parallel()
 	gone := make(chan struct{})
 	at := raw(t, func(_ int, c net.Conn, r *bufio.Reader) {
 		defer close(gone)

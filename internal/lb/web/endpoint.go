@@ -33,6 +33,8 @@ type endpointConns struct {
 	tls   *tls.Config
 	idle  []*endpointConn // the last was used last
 	http2 []*http2Conn
+	// dialing is the next of http2; nil: none is being made.
+	dialing *dialing
 	// forgotten: the server no longer has this set; nothing may be put into it.
 	forgotten bool
 }

@@ -180,6 +180,12 @@ func (x *exchange) attempt(use *balance.Use, cfg *config.Pool) (result balance.R
 		return balance.ConnectFailed, false, err
 	}
 	if cfg.Protocol == config.H2 || cfg.Protocol == config.H2C {
+		result, again, err = x.attemptHTTP2(conns, cfg)
+		if !again || !notBegun(err) || x.watch.reason() != reasonNone {
+			return result, again, err
+		}
+		// That its connection takes no more requests says nothing about the endpoint: it gets another chance, over another one.
+		x.stats.Retries.Add(1)
 		return x.attemptHTTP2(conns, cfg)
 	}
 	for fresh := false; ; fresh = true {
@@ -220,8 +226,12 @@ func (x *exchange) endedByClient() bool {
 
 // cutOff is what it means that a connection to an endpoint broke while it was used.
 func (x *exchange) cutOff(err error) (balance.Result, error) {
-	if x.endedByClient() {
+	switch {
+	case x.endedByClient():
 		return balance.Abandoned, errClient{err}
+	case x.watch.reason() == reasonStalled:
+		// A watch on which nothing happens is no failure.
+		return balance.Abandoned, err
 	}
 	return balance.Failed, err
 }

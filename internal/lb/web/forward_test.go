@@ -155,6 +155,7 @@ func TestErrorsShowNoAddress(t *testing.T) {
 }
 
 func TestEndpointTooSlow(t *testing.T) {
+	t.Parallel()
 	at := raw(t, func(_ int, c net.Conn, r *bufio.Reader) { io.Copy(io.Discard, r) })
 	s := start(t, pool(at), func(_ *site, l *config.Listener) { l.Limits.RequestTimeout = time.Second })
 	res, err := http.Get(s.url("/"))
@@ -168,6 +169,7 @@ func TestEndpointTooSlow(t *testing.T) {
 
 // A time-out is over with its request: the next one on the same connection can fail in its own way.
 func TestAfterTimeout(t *testing.T) {
+	t.Parallel()
 	unresponsive := raw(t, func(_ int, c net.Conn, r *bufio.Reader) { io.Copy(io.Discard, r) })
 	s := start(t, pool(unresponsive), func(_ *site, l *config.Listener) { l.Limits.RequestTimeout = time.Second })
 	c := s.dial()

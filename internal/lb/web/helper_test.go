@@ -5,12 +5,15 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"flag"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +28,21 @@ import (
 
 // patience is for what must happen, however slow the machine is.
 const patience = 60 * time.Second
+
+// testSweepInterval is shorter than the real one, so that less is waited for.
+const testSweepInterval = 25 * time.Millisecond
+
+// atATime is how many tests run at a time at least: most of those that are marked for it wait for time-outs.
+const atATime = 8
+
+// TestMain has that many run, also on machines with fewer processors.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue && runtime.GOMAXPROCS(0) < atATime {
+		flag.Set("test.parallel", strconv.Itoa(atATime))
+	}
+	m.Run()
+}
 
 // site is a balancer on loopback for one test.
 type site struct {
@@ -80,7 +98,8 @@ func start(t *testing.T, cfg *config.Pool, change ...func(*site, *config.Listene
 	}
 	s.set(listener, map[string]*config.Pool{"a": cfg})
 	s.server = New(Options{Dial: s.toEndpoint, Log: func(_ *config.Listener, r *accesslog.Record) { s.logged <- r }})
-	s.server.parkAfter = 1 // every sweep parks what is idle
+	s.server.sweepInterval = testSweepInterval
+	s.server.parkAfter, s.server.restAfter, s.server.drainIdle = 1, 100, 500 // every sweep parks what is idle
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -287,6 +287,7 @@ func TestEarlyResponse(t *testing.T) {
 }
 
 func TestClientGone(t *testing.T) {
+	t.Parallel()
 	gone := make(chan error, 1)
 	at := raw(t, func(_ int, c net.Conn, r *bufio.Reader) {
 		readHead(r)

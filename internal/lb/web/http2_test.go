@@ -182,6 +182,7 @@ func TestHTTP2CutOffResponseIsSeen(t *testing.T) {
 }
 
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	begun, end := make(chan bool, 10), make(chan bool)
 	s := start(t, pool(handler(t, func(w http.ResponseWriter, _ *http.Request) {
 		begun <- true

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2"
+	"golang.org/x/sys/unix"
 
 	"portal/internal/lb/balance"
 	"portal/internal/lb/config"
@@ -29,21 +31,52 @@ type http2Conn struct {
 	used  atomic.Int64 // when a request ended last
 }
 
-// transport makes client connections; it keeps none.
-var transport = &http2.Transport{AllowHTTP: true, DisableCompression: true, MaxHeaderListSize: config.DefaultHeaderBytes, ReadIdleTimeout: 30 * time.Second, PingTimeout: 15 * time.Second}
+// transport makes client connections; it keeps none. It sends no pings: a gRPC server ends connections with more than a few in five minutes in which
+// it has nothing to say. That a machine is gone the kernel finds out: see noticeLoss.
+var transport = &http2.Transport{AllowHTTP: true, DisableCompression: true, MaxHeaderListSize: config.DefaultHeaderBytes}
 
-// retire lets a connection go when its requests have ended. It ends none of them: how long they may last is the sweeper's to say.
+// After quietBeforeProbe without a packet the kernel asks whether the endpoint's machine is there, and lossAfter it gives up; so it does if what was
+// sent is not acknowledged for as long.
+const (
+	quietBeforeProbe = 30 * time.Second
+	probeInterval    = 5 * time.Second
+	lossAfter        = 45 * time.Second
+)
+
+// noticeLoss has a connection break whose other end is gone without a word. Requests share it, and new ones would be sent over it without end.
+func noticeLoss(nc net.Conn) {
+	raw := rawOf(nc)
+	if raw == nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		set := func(level, option int, value int64) { _ = unix.SetsockoptInt(int(fd), level, option, int(value)) }
+		set(unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+		set(unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int64(quietBeforeProbe/time.Second))
+		set(unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int64(probeInterval/time.Second))
+		set(unix.IPPROTO_TCP, unix.TCP_KEEPCNT, int64((lossAfter-quietBeforeProbe)/probeInterval))
+		set(unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, lossAfter.Milliseconds())
+	})
+}
+
+// retire lets a connection go when its requests have ended, and counts it until then. It ends none of them: how long they may last is the
+// sweeper's to say.
 func (h *http2Conn) retire() {
 	h.once.Do(func() {
-		h.owner.endpoint.Close()
+		uncount := sync.OnceFunc(h.owner.endpoint.Close)
+		if h.cc.State().Closing {
+			uncount() // the endpoint has given it up, and expects another one
+		}
 		h.cc.SetDoNotReuse()
 		if h.unused(math.MaxInt64) {
 			h.cc.Close()
+			uncount()
 			return
 		}
 		go func() {
 			h.cc.Shutdown(context.Background())
 			h.cc.Close()
+			uncount()
 		}()
 	})
 }
@@ -54,47 +87,88 @@ func (h *http2Conn) unused(before int64) bool {
 	return state.Closed || state.StreamsActive+state.StreamsReserved+state.StreamsPending == 0 && h.used.Load() < before
 }
 
+// dialing is a connection that is being made. Requests that come meanwhile wait for it: it has room for many.
+type dialing struct {
+	done chan struct{}
+	err  error // for others after done
+}
+
 // takeHTTP2 returns a connection with room for one more request, which is reserved.
-func (c *endpointConns) takeHTTP2(ctx context.Context, cfg *config.Pool, info *Info) (*http2Conn, bool, error) {
-	if cfg.ProxyProtocol == 0 {
+func (c *endpointConns) takeHTTP2(ctx context.Context, cfg *config.Pool, info *Info) (_ *http2Conn, reused bool, _ error) {
+	if cfg.ProxyProtocol != 0 {
+		one, err := c.dialHTTP2(ctx, cfg, info)
+		return one, false, err
+	}
+	for {
 		c.mu.Lock()
-		for i := 0; i < len(c.http2); {
-			one := c.http2[i]
-			if one.cc.ReserveNewRequest() {
-				c.mu.Unlock()
-				return one, true, nil
+		one, d := c.reserve(), c.dialing
+		if one != nil {
+			c.mu.Unlock()
+			return one, true, nil
+		}
+		if d == nil {
+			d = &dialing{done: make(chan struct{})}
+			c.dialing = d
+			c.mu.Unlock()
+			one, d.err = c.dialHTTP2(ctx, cfg, info)
+			c.mu.Lock()
+			if c.dialing = nil; one != nil {
+				c.http2 = append(c.http2, one)
 			}
-			if state := one.cc.State(); state.Closed || state.Closing {
-				one.retire()
-				c.http2 = append(c.http2[:i], c.http2[i+1:]...)
-				continue
-			}
-			i++
+			c.mu.Unlock()
+			close(d.done)
+			return one, false, d.err
 		}
 		c.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil, false, ctx.Err()
+		case <-d.done:
+			// That the client left for which it was made says nothing to others.
+			if d.err != nil && !errors.Is(d.err, context.Canceled) {
+				return nil, false, d.err
+			}
+		}
 	}
+}
+
+// reserve takes room for a request in a connection that is there; nil: there is none. The caller holds mu.
+func (c *endpointConns) reserve() *http2Conn {
+	for i := 0; i < len(c.http2); {
+		one := c.http2[i]
+		if one.cc.ReserveNewRequest() {
+			return one
+		}
+		if state := one.cc.State(); state.Closed || state.Closing {
+			one.retire()
+			c.http2 = append(c.http2[:i], c.http2[i+1:]...)
+			continue
+		}
+		i++
+	}
+	return nil
+}
+
+// dialHTTP2 makes a connection, with room for one request reserved.
+func (c *endpointConns) dialHTTP2(ctx context.Context, cfg *config.Pool, info *Info) (*http2Conn, error) {
 	nc, err := c.connect(ctx, cfg, info)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
+	noticeLoss(nc)
 	cc, err := transport.NewClientConn(nc)
 	if err != nil {
 		nc.Close()
 		c.endpoint.Close()
-		return nil, false, err
+		return nil, err
 	}
 	one := &http2Conn{cc: cc, owner: c}
 	one.used.Store(c.server.now())
 	if !cc.ReserveNewRequest() {
 		one.retire()
-		return nil, false, errors.New("the endpoint takes no request")
+		return nil, errors.New("the endpoint takes no request")
 	}
-	if cfg.ProxyProtocol == 0 {
-		c.mu.Lock()
-		c.http2 = append(c.http2, one)
-		c.mu.Unlock()
-	}
-	return one, false, nil
+	return one, nil
 }
 
 // attemptHTTP2 sends the request to an endpoint that speaks HTTP/2.
@@ -149,12 +223,24 @@ func (x *exchange) noAnswerHTTP2(body *bodyReader, reused bool, err error) (bala
 		close(p.done)
 		x.pump = p
 		return balance.Abandoned, false, errClient{err}
-	case errors.As(err, &stream) && stream.Code == http2.ErrCodeRefusedStream:
+	case notBegun(err) && !reused:
+		return balance.Failed, fresh, err
+	case notBegun(err), errors.As(err, &stream) && stream.Code == http2.ErrCodeRefusedStream:
 		return balance.Abandoned, fresh, err
 	case reused:
 		return balance.Abandoned, fresh && x.repeatable, err
 	}
 	return balance.Failed, fresh && x.repeatable, err
+}
+
+// notBegun says whether the endpoint has not begun a request because its connection takes no more: it has said GOAWAY, or the connection was
+// retired. The library tells it by the text alone.
+func notBegun(err error) bool {
+	switch err.Error() {
+	case "http2: Transport received Server's graceful shutdown GOAWAY", "http2: client conn not usable":
+		return true
+	}
+	return false
 }
 
 // httpRequest is the request as the library wants it.

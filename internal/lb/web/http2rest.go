@@ -3,19 +3,20 @@ package web
 import (
 	"net"
 	"slices"
+	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
 
-// restAfter is how long, in milliseconds, a connection without requests keeps what it needs for the next one.
-const restAfter = 1000
+// restAfter is how long a connection without requests keeps what it needs for the next one.
+const restAfter = time.Second
 
 // rest makes a connection small that has had no request for a while: what it keeps for the next one is given back, and the goroutine that writes ends. The
 // lock is held.
 func (c *http2Client) rest(now int64) {
 	seen := c.watch.state.Load()
-	if c.running > 0 || c.closing || c.dead || len(c.out) > 0 || c.woken || phase(seen&7) != phaseIdle || now-seen>>3 < restAfter {
+	if c.running > 0 || c.closing || c.dead || len(c.out) > 0 || c.woken || phase(seen&7) != phaseIdle || now-seen>>3 < c.server.restAfter {
 		return
 	}
 	for i, st := range c.free {

@@ -98,6 +98,7 @@ func TestHTTP2FlowControl(t *testing.T) {
 
 // A client that opens no window loses its request, and neither the endpoint nor other requests of the connection wait for it.
 func TestHTTP2StalledClient(t *testing.T) {
+	t.Parallel()
 	gone := make(chan struct{})
 	s := start(t, pool(handler(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/large" {
@@ -265,6 +266,7 @@ func TestHTTP2ResetsByServer(t *testing.T) {
 }
 
 func TestHTTP2IdleEnds(t *testing.T) {
+	t.Parallel()
 	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) { l.IdleTimeout = time.Second })
 	h := newRaw(s)
 	h.headers(1, true, get("/")...)
@@ -283,6 +285,7 @@ func TestHTTP2IdleEnds(t *testing.T) {
 
 // A listener that drains asks first for no more requests, and ends the connection after those that came nevertheless.
 func TestHTTP2GoAway(t *testing.T) {
+	t.Parallel()
 	end := make(chan bool)
 	s := start(t, pool(handler(t, func(w http.ResponseWriter, _ *http.Request) {
 		<-end

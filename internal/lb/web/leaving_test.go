@@ -33,6 +33,7 @@ func without(cfg *config.Pool) *config.Pool {
 
 // A stream of HTTP/2 lasts for the draining time after its endpoint has left, whether it is answered already or only sent.
 func TestHTTP2StreamEndsWithDraining(t *testing.T) {
+	t.Parallel()
 	for _, early := range []bool{true, false} {
 		t.Run(fmt.Sprint("answered ", early), func(t *testing.T) {
 			t.Parallel()
@@ -72,6 +73,7 @@ func TestHTTP2StreamEndsWithDraining(t *testing.T) {
 
 // If an endpoint returns in time, its streams stay, and its connection is used for others.
 func TestHTTP2StreamStaysIfEndpointReturns(t *testing.T) {
+	t.Parallel()
 	release := make(chan struct{})
 	cfg := endpoint(t, config.H2C, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/stream" {
@@ -112,6 +114,7 @@ func TestHTTP2StreamStaysIfEndpointReturns(t *testing.T) {
 
 // The connections of an endpoint that leaves and returns while a request is under way are found again: they are used, counted and closed.
 func TestEndpointReturnsDuringRequest(t *testing.T) {
+	t.Parallel()
 	for _, protocol := range []config.Protocol{config.HTTP, config.H2C} {
 		t.Run(string(protocol), func(t *testing.T) {
 			asked, release := make(chan struct{}, 2), make(chan struct{})

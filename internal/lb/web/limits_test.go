@@ -31,6 +31,7 @@ func unharmed(t *testing.T, s *site) {
 
 // A header that comes byte by byte ends after the time for headers, not after each byte's.
 func TestSlowHeader(t *testing.T) {
+	t.Parallel()
 	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) { l.Limits.HeaderTimeout = time.Second })
 	c := s.dial()
 	stop := make(chan struct{})
@@ -54,6 +55,7 @@ func TestSlowHeader(t *testing.T) {
 }
 
 func TestSlowBody(t *testing.T) {
+	t.Parallel()
 	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) { l.Limits.HeaderTimeout = time.Second })
 	for _, framing := range []string{"Content-Length: 1000000", "Transfer-Encoding: chunked"} {
 		c := s.dial()
@@ -79,6 +81,7 @@ func TestSlowBody(t *testing.T) {
 }
 
 func TestIdleConnectionCloses(t *testing.T) {
+	t.Parallel()
 	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) { l.IdleTimeout = time.Second })
 	c := s.dial()
 	r := bufio.NewReader(c)
@@ -93,6 +96,7 @@ func TestIdleConnectionCloses(t *testing.T) {
 }
 
 func TestStalledResponseEnds(t *testing.T) {
+	t.Parallel()
 	gone := make(chan struct{})
 	at := raw(t, func(_ int, c net.Conn, r *bufio.Reader) {
 		readHead(r)
@@ -113,8 +117,33 @@ func TestStalledResponseEnds(t *testing.T) {
 	<-gone
 }
 
+// A watch on which nothing happens is no failure of its endpoint, which would be ejected for it.
+func TestQuietResponseIsNoFailure(t *testing.T) {
+	t.Parallel()
+	for _, protocol := range []config.Protocol{config.HTTP, config.H2C} {
+		cfg := endpoint(t, protocol, func(w http.ResponseWriter, r *http.Request) {
+			http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		})
+		s := start(t, cfg, func(_ *site, l *config.Listener) { l.IdleTimeout = time.Second / 2 })
+		res, err := http.Get(s.url("/"))
+		if err != nil {
+			t.Fatal(protocol, err)
+		}
+		if _, err := io.ReadAll(res.Body); err == nil {
+			t.Error(protocol, ": the response looks complete")
+		}
+		e := s.pool("a").Endpoints()[0]
+		eventually(t, "the request ends", func() bool { return e.Active() == 0 })
+		if n := e.Counters.Failures.Load(); n != 0 {
+			t.Errorf("%s: %d failures of the endpoint", protocol, n)
+		}
+	}
+}
+
 // A client that does not read must not hold an endpoint for ever.
 func TestClientThatDoesNotRead(t *testing.T) {
+	t.Parallel()
 	gone := make(chan struct{})
 	at := raw(t, func(_ int, c net.Conn, r *bufio.Reader) {
 		defer close(gone)
@@ -139,6 +168,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 
 // A client that asks and asks and reads no answer must not hold its connection, also if no endpoint is behind the answers.
 func TestClientThatDoesNotReadOwnAnswers(t *testing.T) {
+	t.Parallel()
 	s := start(t, pool(named(t, "a")), func(_ *site, l *config.Listener) {
 		l.IdleTimeout, l.Routes = time.Second, []config.Route{{Status: 404}}
 	})
@@ -154,6 +184,7 @@ func TestClientThatDoesNotReadOwnAnswers(t *testing.T) {
 
 // The same over HTTP/2, where a stream without a window keeps who writes waiting.
 func TestHTTP2ClientThatDoesNotRead(t *testing.T) {
+	t.Parallel()
 	big := strings.Repeat("a", 1<<20)
 	for name, routes := range map[string][]config.Route{"endpoint": {{Pool: "a"}}, "own answer": {{Status: 404, Message: big}}} {
 		s := start(t, pool(handler(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, big) })), func(_ *site, l *config.Listener) {

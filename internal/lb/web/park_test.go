@@ -119,6 +119,7 @@ func TestParked(t *testing.T) {
 
 // TestParkedEnds: a parked connection ends when its idle time is over and when its listener drains, and goes on when nobody looks after parked ones any more.
 func TestParkedEnds(t *testing.T) {
+	t.Parallel()
 	for _, how := range askers {
 		for name, end := range map[string]func(*site){
 			"idle":     func(*site) {},
@@ -172,6 +173,7 @@ func TestParkedIsClosed(t *testing.T) {
 
 // TestParkedTrickle: parts of a TLS record, which wake a connection, are no request: the idle time goes on.
 func TestParkedTrickle(t *testing.T) {
+	t.Parallel()
 	s := parkingSite(t, true, func(l *config.Listener) { l.IdleTimeout = 3 * time.Second })
 	plain := s.dial()
 	c := tls.Client(plain, &tls.Config{InsecureSkipVerify: true})
@@ -203,6 +205,7 @@ func TestParkedTrickle(t *testing.T) {
 
 // TestParkedUnderLoad: requests that come at the moment in which connections are parked are answered.
 func TestParkedUnderLoad(t *testing.T) {
+	t.Parallel()
 	for _, how := range askers {
 		t.Run(how.name, func(t *testing.T) {
 			t.Parallel()
@@ -212,9 +215,9 @@ func TestParkedUnderLoad(t *testing.T) {
 				c, ask := how.ask(t, s)
 				defer c.Close()
 				all.Go(func() {
-					// The sweeper comes every 250 ms: before, with and after it.
+					// Before, with and after the sweeper.
 					for n := range 40 {
-						time.Sleep(time.Duration(200+(i*7+n*13)%100) * time.Millisecond)
+						time.Sleep(testSweepInterval * time.Duration(80+(i*7+n*13)%40) / 100)
 						if got := ask(); got != "200" {
 							t.Errorf("request %d: %q", n, got)
 							return

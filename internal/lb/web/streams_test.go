@@ -53,6 +53,7 @@ func blameless(t *testing.T, s *site) {
 
 // A body must come at a certain rate only until its answer begins, and messages of gRPC at none. No endpoint is to blame for a slow client.
 func TestSlowStreams(t *testing.T) {
+	t.Parallel()
 	const words = 15
 	for _, tc := range []struct {
 		name, content string
@@ -98,6 +99,7 @@ func TestSlowStreams(t *testing.T) {
 
 // An endpoint that does not take the body it is sent is to blame itself.
 func TestUnreadBodies(t *testing.T) {
+	t.Parallel()
 	for _, protocol := range []config.Protocol{config.HTTP, config.H2C} {
 		t.Run(string(protocol), func(t *testing.T) {
 			t.Parallel()
@@ -125,6 +127,7 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 // Of a call of gRPC that says nothing for the idle time, nothing more is expected.
 func TestIdleGRPCStreamEnds(t *testing.T) {
+	t.Parallel()
 	for _, early := range []bool{true, false} {
 		s := start(t, endpoint(t, config.H2C, converse(early)), withTLS, func(_ *site, l *config.Listener) { l.IdleTimeout = time.Second })
 		body, sent := io.Pipe()
@@ -145,6 +148,7 @@ func TestIdleGRPCStreamEnds(t *testing.T) {
 
 // A client may leave in the middle of an answer, for example of events that are rare. Endpoints would be ejected if that counted against them.
 func TestClientLeavesDuringResponse(t *testing.T) {
+	t.Parallel()
 	for _, protocol := range []config.Protocol{config.HTTP, config.H2C} {
 		for _, two := range []bool{false, true} {
 			for _, uploads := range []bool{false, true} {

@@ -255,7 +255,7 @@ func (w *watch) check(now int64) {
 	switch phase(seen & 7) {
 	case phaseIdle:
 		switch {
-		case since > idle || w.drains() && since > drainIdle.Milliseconds():
+		case since > idle || w.drains() && since > w.server.drainIdle:
 			w.fire(seen, reasonIdle)
 		case since > w.server.parkAfter:
 			w.rest()

@@ -58,11 +58,12 @@ type Server struct {
 	watched watches
 	swept   []*watch // memory for the next sweep
 	parking parking
-	// parkAfter is in milliseconds.
-	parkAfter int64
-	workers   workers
-	conns     sync.Map // *balance.Endpoint → *endpointConns
-	stats     sync.Map // listener's name → *Stats
+	// These are the constants of the same names, the last three in milliseconds. Tests make them shorter.
+	sweepInterval                   time.Duration
+	parkAfter, restAfter, drainIdle int64
+	workers                         workers
+	conns                           sync.Map // *balance.Endpoint → *endpointConns
+	stats                           sync.Map // listener's name → *Stats
 	// listeners are by name.
 	listeners atomic.Pointer[map[string]*config.Listener]
 }
@@ -72,7 +73,8 @@ func New(options Options) *Server {
 	if options.Dial == nil {
 		options.Dial = dial
 	}
-	s := &Server{options: options, began: time.Now(), parkAfter: parkAfter.Milliseconds()}
+	s := &Server{options: options, began: time.Now(),
+		sweepInterval: sweepInterval, parkAfter: parkAfter.Milliseconds(), restAfter: restAfter.Milliseconds(), drainIdle: drainIdle.Milliseconds()}
 	s.watched.all = map[*watch]struct{}{}
 	s.listeners.Store(&map[string]*config.Listener{})
 	return s
@@ -80,7 +82,7 @@ func New(options Options) *Server {
 
 // Run enforces time-outs and closes connections to endpoints that nobody uses, until ctx ends.
 func (s *Server) Run(ctx context.Context) {
-	ticker := time.NewTicker(sweepInterval)
+	ticker := time.NewTicker(s.sweepInterval)
 	defer ticker.Stop()
 	for {
 		select {
