@@ -107,6 +107,8 @@ type Agent struct {
 
 	unguardedOnce sync.Once // it is said once
 
+	panics atomic.Int64 // while something was done for a Pod
+
 	nodeChanged chan struct{} // the Node should be written now
 
 	pressureMu sync.Mutex // workers take it while they hold their own lock, which is taken under mu

@@ -33,18 +33,40 @@ func bounded(text string, most int) string {
 	return strings.ToValidUTF8(text, "?")
 }
 
-// do runs something beside the worker, once at a time for a key.
-func (w *worker) do(key string, f func()) {
+// do runs something beside the worker, once at a time for a key. If it panics, it counts as being done for a while longer, so that it is
+// not begun again at once. It is called with the worker's lock.
+func (w *worker) do(ctx context.Context, key string, f func()) {
 	if w.busy[key] {
 		return
 	}
 	w.busy[key] = true
 	w.helpers.Go(func() {
-		f()
-		w.mu.Lock()
-		delete(w.busy, key)
-		w.mu.Unlock()
+		err := w.attempt(key, func() error { f(); return nil })
+		panics := 0
+		w.locked(func() {
+			if panics = w.panics[key] + 1; err == nil {
+				panics = 0
+				delete(w.panics, key)
+			} else {
+				w.panics[key] = panics
+			}
+		})
+		if panics > 0 {
+			pause(ctx, panicBackoff(panics))
+		}
+		w.locked(func() { delete(w.busy, key) })
 		w.poke()
+	})
+}
+
+// beside runs something beside the worker, and again after a while if it panics.
+func (w *worker) beside(ctx context.Context, what string, f func()) {
+	w.helpers.Go(func() {
+		for panics := 1; ; panics++ {
+			if err := w.attempt(what, func() error { f(); return nil }); err == nil || !pause(ctx, panicBackoff(panics)) {
+				return
+			}
+		}
 	})
 }
 
@@ -55,20 +77,20 @@ func (w *worker) carryOut(ctx context.Context, pod *corev1.Pod, action life.Acti
 	}
 	switch action := action.(type) {
 	case life.CreateSandbox:
-		w.do("sandbox", func() { w.createSandbox(ctx, pod) })
+		w.do(ctx, "sandbox", func() { w.createSandbox(ctx, pod) })
 	case life.StopSandbox:
-		w.do("sandbox", func() { w.stopSandbox(ctx) })
+		w.do(ctx, "sandbox", func() { w.stopSandbox(ctx) })
 	case life.Forget:
-		if w.writer.settled() || w.deleted {
+		if w.settled() || w.deleted {
 			// Not while a sandbox is being made: its shim would outlive its folder.
-			w.do("sandbox", func() { w.forget(ctx, pod) })
+			w.do(ctx, "sandbox", func() { w.forget(ctx, pod) })
 		}
 	case life.StartContainer:
-		w.do("start "+action.Container, func() { w.startContainer(ctx, pod, action) })
+		w.do(ctx, "start "+action.Container, func() { w.startContainer(ctx, pod, action) })
 	case life.RunHook:
 		if _, known := w.observed.Hooks[action.Hook]; !known {
 			w.observed.Hooks[action.Hook] = life.HookResult{}
-			w.do(fmt.Sprint("hook ", action.Hook), func() { w.runHook(ctx, pod, action) })
+			w.do(ctx, fmt.Sprint("hook ", action.Hook), func() { w.runHook(ctx, pod, action) })
 		}
 	case life.Signal:
 		w.signal(ctx, action)
@@ -92,15 +114,20 @@ func (w *worker) signal(ctx context.Context, action life.Signal) {
 	}
 	w.signals[action.Run] = sig
 	sandbox := w.sandbox
-	w.do(fmt.Sprint("signal ", action.Run, sig), func() {
+	w.do(ctx, fmt.Sprint("signal ", action.Run, sig), func() {
 		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
+		sent := false
+		defer func() {
+			if !sent {
+				w.locked(func() { delete(w.signals, action.Run) })
+			}
+		}()
 		if err := sandbox.Signal(limited, action.Run, sig); err != nil {
 			w.retry(ctx, "container "+action.Container+" could not be sent "+sig.String(), err)
-			w.mu.Lock()
-			delete(w.signals, action.Run)
-			w.mu.Unlock()
+			return
 		}
+		sent = true
 	})
 }
 
@@ -143,9 +170,8 @@ func (w *worker) retry(ctx context.Context, what string, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	w.agent.Log.Warn(what+", retrying", "pod", w.pod.Name, "namespace", w.pod.Namespace, "err", err)
-	select {
-	case <-ctx.Done():
-	case <-time.After(retryDelay):
-	}
+	w.locked(func() {
+		w.agent.Log.Warn(what+", retrying", "pod", w.pod.Name, "namespace", w.pod.Namespace, "err", err)
+	})
+	pause(ctx, retryDelay)
 }

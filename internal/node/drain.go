@@ -29,11 +29,9 @@ func (w *worker) observeDrain(ctx context.Context, pod *corev1.Pod) {
 	}
 	w.observed.Drain.Endpoint = true
 	addrs := w.observed.PodIPs
-	w.do("drain", func() {
+	w.do(ctx, "drain", func() {
+		defer w.locked(func() { w.observed.Drain.Out = time.Now() })
 		w.agent.awaitDrain(ctx, services, addrs)
-		w.mu.Lock()
-		w.observed.Drain.Out = time.Now()
-		w.mu.Unlock()
 	})
 }
 

@@ -31,7 +31,7 @@ const (
 	freeInterval  = 2 * time.Second
 	usageInterval = 10 * time.Second
 	usagePart     = 20
-	// recovery is how long an evicted Pod's space may take to be free, before another one goes.
+	// recovery is how long an evicted Pod's space may take to be free, before another one goes, and how long it is not tried again if none could.
 	recovery = 10 * time.Second
 	// youngImage is how long an image stays that was used: its container may be about to start.
 	youngImage = 30 * time.Second
@@ -39,8 +39,8 @@ const (
 
 // guardDisk evicts Pods that take more than they may, and while the disk is nearly full the one that takes most.
 func (a *Agent) guardDisk(ctx context.Context) {
-	var measured, evicted time.Time
-	interval := usageInterval
+	var measured, tried time.Time
+	interval, logged := usageInterval, false
 	for {
 		select {
 		case <-ctx.Done():
@@ -53,8 +53,18 @@ func (a *Agent) guardDisk(ctx context.Context) {
 			measured = time.Now()
 			interval = max(usageInterval, usagePart*measured.Sub(begin))
 		}
-		if a.diskFull() && time.Since(evicted) >= recovery && a.makeRoom(ctx) {
-			evicted = time.Now()
+		if !a.diskFull() {
+			logged = false
+			continue
+		}
+		if time.Since(tried) < recovery {
+			continue
+		}
+		hopeless := !a.makeRoom(ctx) && a.diskFull() // perhaps for days: others fill the disk, too
+		tried = time.Now()
+		if hopeless && !logged && ctx.Err() == nil {
+			logged = true
+			a.Log.Warn("the disk is full, and no Pod is to be evicted for it")
 		}
 	}
 }
@@ -204,7 +214,6 @@ func (a *Agent) makeRoom(ctx context.Context) bool {
 	}
 	victim, ok := disk.Victim(list)
 	if !ok {
-		a.Log.Warn("the disk is full, and no Pod is to be evicted for it")
 		return false
 	}
 	why, _ := a.diskPressure()

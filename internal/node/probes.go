@@ -41,16 +41,14 @@ func (w *worker) watchProbes(ctx context.Context, pod *corev1.Pod, want []life.P
 		w.probes[p] = cancel
 		since, timing := w.statuses[p.Run].Started, probe.TimingOf(spec)
 		timing.AwaitPort = p.Kind != life.Liveness // which counts every failure
-		w.helpers.Go(func() {
+		w.beside(ctx, "probe", func() {
 			probe.Watch(ctx, timing, since, check, func(r probe.Result) {
-				w.mu.Lock()
-				w.observed.Probes[p] = life.ProbeResult{Success: r.Success, Message: r.Message}
-				w.mu.Unlock()
+				w.locked(func() { w.observed.Probes[p] = life.ProbeResult{Success: r.Success, Message: r.Message} })
 				w.poke()
 			}, func(message string) {
-				w.mu.Lock()
-				defer w.mu.Unlock()
-				w.event(true, "Unhealthy", fmt.Sprintf("%s probe of container %s failed: %s", title(string(p.Kind)), p.Container, message))
+				w.locked(func() {
+					w.event(true, "Unhealthy", fmt.Sprintf("%s probe of container %s failed: %s", title(string(p.Kind)), p.Container, message))
+				})
 			})
 		})
 	}
@@ -96,6 +94,8 @@ func execute(ctx context.Context, sandbox *runtime.Pod, run string, args []strin
 
 // runHook runs a lifecycle hook.
 func (w *worker) runHook(ctx context.Context, pod *corev1.Pod, action life.RunHook) {
+	result := life.HookResult{Done: true, Failure: "the node's agent failed to run it"} // if it panics
+	defer w.locked(func() { w.observed.Hooks[action.Hook] = result })
 	c := containerOf(&pod.Spec, action.Hook.Container)
 	handler := c.Lifecycle.PostStart
 	if action.Hook.PreStop {
@@ -106,9 +106,8 @@ func (w *worker) runHook(ctx context.Context, pod *corev1.Pod, action life.RunHo
 		ctx, cancel = context.WithTimeout(ctx, action.Timeout)
 		defer cancel()
 	}
-	w.mu.Lock()
-	target := w.target(c, action.Hook.Run)
-	w.mu.Unlock()
+	var target probe.Target
+	w.locked(func() { target = w.target(c, action.Hook.Run) })
 	var err error
 	if handler.Sleep != nil {
 		select {
@@ -122,11 +121,8 @@ func (w *worker) runHook(ctx context.Context, pod *corev1.Pod, action life.RunHo
 			err = check(ctx)
 		}
 	}
-	result := life.HookResult{Done: true}
+	result.Failure = ""
 	if err != nil {
 		result.Failure = err.Error()
 	}
-	w.mu.Lock()
-	w.observed.Hooks[action.Hook] = result
-	w.mu.Unlock()
 }

@@ -154,7 +154,7 @@ func (w *worker) keepVolumes(ctx context.Context, sandbox *runtime.Pod) {
 	}
 	w.volumesChanged = wake
 	pod := w.pod
-	w.helpers.Go(func() {
+	w.beside(ctx, "refresh volumes", func() {
 		for _, s := range sourcesOf(pod) {
 			defer w.agent.follower.Hold(s.key, wake)()
 		}
@@ -251,7 +251,7 @@ func (w *worker) sandboxFailed(ctx context.Context, pod *corev1.Pod, err error) 
 	w.event(true, reason, message)
 	var missing *spec.MissingError
 	if errors.As(err, &missing) || apierrors.IsForbidden(err) {
-		w.do("await", func() { w.awaitSources(ctx, pod) })
+		w.do(ctx, "await", func() { w.awaitSources(ctx, pod) })
 	}
 }
 

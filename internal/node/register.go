@@ -170,15 +170,7 @@ func (a *Agent) report(ctx context.Context, written *time.Time) error {
 	nodes := a.Client.CoreV1().Nodes()
 	node, err := nodes.Get(ctx, a.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: a.Name}}
-		a.label(node)
-		for _, p := range a.PodCIDRs {
-			node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, p.String()) // so that other nodes know them
-		}
-		node, err = nodes.Create(ctx, node, metav1.CreateOptions{})
-		if err == nil {
-			a.Log.Info("node registered", "node", a.Name)
-		}
+		node, err = a.register(ctx)
 	}
 	if err != nil {
 		return err
@@ -203,6 +195,34 @@ func (a *Agent) report(ctx context.Context, written *time.Time) error {
 	}
 	*written = time.Now()
 	return nil
+}
+
+// register makes the Node. It has the Pod CIDRs that this node uses already, if it does: somebody has deleted the Node, and its Pods keep
+// their addresses, which others must go on finding here.
+func (a *Agent) register(ctx context.Context) (*corev1.Node, error) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: a.Name}}
+	a.label(node)
+	cidrs := a.PodCIDRs
+	if a.ready() && len(a.connections.cidrs) > 0 {
+		cidrs = a.connections.cidrs
+	}
+	for _, p := range cidrs {
+		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, p.String()) // so that other nodes know them
+	}
+	nodes := a.Client.CoreV1().Nodes()
+	made, err := nodes.Create(ctx, node, metav1.CreateOptions{})
+	if apierrors.IsForbidden(err) && len(cidrs) > len(a.PodCIDRs) {
+		node.Spec.PodCIDRs = nil
+		if made, err := nodes.Create(ctx, node, metav1.CreateOptions{}); err == nil {
+			a.Log.Error("node registered without the Pod CIDRs that it uses, which another node has by now: its Pods can't be reached, restart it and replace them",
+				"node", a.Name, "podCIDRs", fmt.Sprint(cidrs))
+			return made, nil
+		}
+	}
+	if err == nil {
+		a.Log.Info("node registered", "node", a.Name)
+	}
+	return made, err
 }
 
 // label gives the Node the labels that it should have, and says whether that changed it.

@@ -17,56 +17,40 @@ import (
 type statusWriter struct {
 	last    *corev1.PodStatus // decided
 	written *corev1.PodStatus // known to be in the API
-	busy    bool
 }
 
+// statusKey is that of the write under way.
+const statusKey = "status"
+
 // settled says whether the API has what was last decided.
-func (s *statusWriter) settled() bool {
-	return !s.busy && equality.Semantic.DeepEqual(s.last, s.written)
+func (w *worker) settled() bool {
+	return !w.busy[statusKey] && equality.Semantic.DeepEqual(w.writer.last, w.writer.written)
 }
 
 // write has a status written. It is called with the worker's lock held.
 func (w *worker) write(ctx context.Context, status *corev1.PodStatus) {
 	w.writer.last = status.DeepCopy()
-	if w.writer.busy || w.deleted || equality.Semantic.DeepEqual(w.writer.last, w.writer.written) {
+	if w.busy[statusKey] || w.deleted || equality.Semantic.DeepEqual(w.writer.last, w.writer.written) {
 		return
 	}
-	w.writer.busy = true
-	before := w.writer.written
+	written := w.writer.written
 	pod, next := w.pod, w.writer.last.DeepCopy()
-	w.helpers.Go(func() {
-		err := w.agent.patchStatus(ctx, pod, before, next)
+	w.do(ctx, statusKey, func() {
+		defer w.locked(func() {
+			if w.writer.written = written; w.pod != pod {
+				w.writer.written = observed(written, &w.pod.Status) // somebody else wrote at the same time
+			}
+		})
+		err := w.agent.patchStatus(ctx, pod, written, next)
 		replaced := apierrors.IsNotFound(err)
 		if apierrors.IsConflict(err) {
 			replaced = w.agent.replaced(ctx, pod)
 		}
-		wait := time.Duration(0)
-		w.mu.Lock()
-		w.writer.busy = false
-		switch {
-		case err == nil:
-			w.writer.written = next
-			if w.pod != pod {
-				w.writer.written = observed(next, &w.pod.Status) // somebody else wrote at the same time
-			}
-		case replaced:
-			// The Pod is gone, or another one has its name: the watch says so soon.
-			w.writer.written = next
-		default:
-			wait = retryDelay
-			if ctx.Err() == nil {
-				w.agent.Log.Warn("a Pod's status could not be written, retrying", "pod", pod.Name, "namespace", pod.Namespace, "err", err)
-			}
+		if err == nil || replaced { // or the Pod is gone, or another one has its name: the watch says so soon
+			written = next
+			return
 		}
-		w.mu.Unlock()
-		if wait > 0 {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(wait):
-			}
-		}
-		w.poke()
+		w.retry(ctx, "the Pod's status could not be written", err)
 	})
 }
 

@@ -38,10 +38,13 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) {
 	objects := once(w.agent.objects(ctx, pod.Namespace))
 	var sandbox *runtime.Pod
 	var addrs []netip.Addr
-	err := checkSources(pod, objects)
-	if err == nil {
-		sandbox, addrs, err = w.agent.sandbox(ctx, pod, w.volumesFrom(objects))
-	}
+	err := w.attempt("create the sandbox", func() error {
+		err := checkSources(pod, objects)
+		if err == nil {
+			sandbox, addrs, err = w.agent.sandbox(ctx, pod, w.volumesFrom(objects))
+		}
+		return err
+	})
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil {
@@ -135,41 +138,43 @@ func (w *worker) startContainer(ctx context.Context, pod *corev1.Pod, action lif
 	sandbox, addrs := w.sandbox, w.observed.PodIPs
 	w.mu.Unlock()
 	c := containerOf(&pod.Spec, action.Container)
-	var config shim.Container
-	var limits runtime.Limits
-	img, err := w.image(ctx, pod, c)
-	if err == nil {
-		config, limits, err = w.agent.containerConfig(ctx, pod, c, img, sandbox, addrs, action)
-	}
-	if err == nil {
-		err = sandbox.Start(ctx, config, limits)
-	}
+	err := w.attempt("start container "+action.Container, func() error {
+		img, err := w.image(ctx, pod, c)
+		if err != nil {
+			return err
+		}
+		config, limits, err := w.agent.containerConfig(ctx, pod, c, img, sandbox, addrs, action)
+		if err != nil {
+			return err
+		}
+		return sandbox.Start(ctx, config, limits)
+	})
 	var failed *runtime.StartError
 	began := err == nil || errors.As(err, &failed)
 	var list []*shim.Status
 	if began {
 		list, _ = sandbox.Statuses() // so that nobody starts it a second time
 	}
-	w.mu.Lock()
-	switch {
-	case ctx.Err() != nil, errors.Is(err, context.Canceled): // the agent or the Pod ends
-	case err == nil:
-		w.event(false, "Started", "Started container "+c.Name)
-	case failed != nil:
-		// It is recorded as a run that ended at once, and its restart policy says what follows.
-		w.event(true, "Failed", fmt.Sprintf("Container %s could not be started: %s", c.Name, failed.Message))
-	default:
-		w.fail(c.Name, err)
-	}
 	var old []string
-	if began {
-		delete(w.observed.Failures, c.Name)
-		for _, s := range list {
-			w.note(s)
+	w.locked(func() {
+		switch {
+		case ctx.Err() != nil, errors.Is(err, context.Canceled): // the agent or the Pod ends
+		case err == nil:
+			w.event(false, "Started", "Started container "+c.Name)
+		case failed != nil:
+			// It is recorded as a run that ended at once, and its restart policy says what follows.
+			w.event(true, "Failed", fmt.Sprintf("Container %s could not be started: %s", c.Name, failed.Message))
+		default:
+			w.fail(c.Name, err)
 		}
-		old = w.outdated(c.Name)
-	}
-	w.mu.Unlock()
+		if began {
+			delete(w.observed.Failures, c.Name)
+			for _, s := range list {
+				w.note(s)
+			}
+			old = w.outdated(c.Name)
+		}
+	})
 	for _, id := range old {
 		if err := removeRun(ctx, sandbox, id); err != nil {
 			w.agent.Log.Warn("an ended container could not be removed", "pod", pod.Name, "namespace", pod.Namespace, "container", c.Name, "err", err)

@@ -37,7 +37,7 @@ func (a *Agent) serveStreams(ctx context.Context) error {
 	if len(addresses) == 0 {
 		addresses = a.NodeIPs
 	}
-	o := stream.Options{Node: a.Name, Host: streamHost{a}, Client: a.Client, Authorities: a.Stream.Authorities, Dir: a.DataDir, State: a.Stream.State, Traffic: a.Stream.Traffic, Log: a.Log}
+	o := stream.Options{Node: a.Name, Host: streamHost{a}, Client: a.Client, Authorities: a.Stream.Authorities, Dir: a.DataDir, State: a.Stream.State, Traffic: a.Stream.Traffic, Panics: a.panics.Load, Log: a.Log}
 	for _, addr := range addresses {
 		o.Listen = append(o.Listen, netip.AddrPortFrom(addr, a.Stream.Port))
 	}

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -38,6 +39,7 @@ type worker struct {
 	sandbox  *runtime.Pod
 	statuses map[string]*shim.Status // by run
 	busy     map[string]bool         // what is being done
+	panics   map[string]int          // how often in a row that has panicked
 	signals  map[string]syscall.Signal
 	probes   map[life.Probe]context.CancelFunc
 	pulls    map[string]context.CancelFunc // by container
@@ -69,7 +71,7 @@ type sandboxMeta struct{ Namespace, Name string }
 
 func newWorker(a *Agent, pod *corev1.Pod, found *runtime.Pod) *worker {
 	w := &worker{
-		agent: a, life: life.New(), wake: make(chan struct{}, 1), pod: pod, statuses: map[string]*shim.Status{}, busy: map[string]bool{},
+		agent: a, life: life.New(), wake: make(chan struct{}, 1), pod: pod, statuses: map[string]*shim.Status{}, busy: map[string]bool{}, panics: map[string]int{},
 		signals: map[string]syscall.Signal{}, probes: map[life.Probe]context.CancelFunc{}, tokens: newPodTokens(a.Client),
 		observed: life.Observed{Failures: map[string]*life.Failure{}, Probes: map[life.Probe]life.ProbeResult{}, Hooks: map[life.Hook]life.HookResult{}},
 	}
@@ -150,9 +152,7 @@ func (w *worker) update(pod *corev1.Pod) {
 	if pod.DeletionTimestamp != nil {
 		w.abandonPulls()
 	}
-	if !w.writer.busy {
-		w.writer.written = observed(w.writer.written, &pod.Status)
-	}
+	w.writer.written = observed(w.writer.written, &pod.Status) // a write that is under way does so again
 	if w.volumesChanged != nil && !(maps.Equal(before.Labels, pod.Labels) && maps.Equal(before.Annotations, pod.Annotations)) {
 		w.volumesChanged() // they may be in files
 	}
@@ -190,14 +190,12 @@ func (w *worker) run(ctx context.Context) {
 	}
 	w.mu.Unlock()
 	for panics := 0; ; {
-		next, err := w.try(ctx)
-		if err != nil {
+		var next time.Time
+		if err := w.attempt("decide", func() error { next = w.step(ctx); return nil }); err != nil {
 			// What others report does not shorten the wait: a step that panics again and again must not keep a processor busy.
 			panics++
-			select {
-			case <-ctx.Done():
+			if !pause(ctx, panicBackoff(panics)) {
 				return
-			case <-time.After(panicBackoff(panics)):
 			}
 			continue
 		}
@@ -221,19 +219,38 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// try makes a step. One that panics has failed: what is wrong with one Pod must not end the agent, and with it what the node does for all
-// others.
-func (w *worker) try(ctx context.Context) (next time.Time, err error) {
+// attempt does something for the Pod. What panics has failed: what is wrong with one Pod must not end the agent, and with it what the node
+// does for all others. All that a worker does goes through here, in whichever goroutine; it gives the worker's lock back whatever happens.
+func (w *worker) attempt(what string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v", p)
-			w.mu.Lock() // step gave it back
+			said, where, _ := strings.Cut(fmt.Sprint(p), "\n") // a pull's says where it began
+			err = errors.New("panic: " + said)
+			w.agent.panics.Add(1)
+			w.mu.Lock()
 			defer w.mu.Unlock()
-			w.agent.Log.Error("sync of a Pod panicked, retrying", "pod", w.pod.Name, "namespace", w.pod.Namespace, "err", err, "stack", string(debug.Stack()))
+			w.agent.Log.Error("sync of a Pod panicked, retrying", "pod", w.pod.Name, "namespace", w.pod.Namespace, "doing", what, "err", err, "stack", where+string(debug.Stack()))
 			w.event(true, "FailedSync", "The node's agent failed to sync the Pod and tries again: "+err.Error())
 		}
 	}()
-	return w.step(ctx), nil
+	return f()
+}
+
+// locked runs something with the worker's lock.
+func (w *worker) locked(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+}
+
+// pause waits, and says whether ctx goes on.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
 }
 
 // panicBackoff is how long to wait after so many steps in a row have panicked.
@@ -376,13 +393,10 @@ const listTimeout = 30 * time.Second
 func (w *worker) follow(ctx context.Context, sandbox *runtime.Pod) <-chan struct{} {
 	known := make(chan struct{})
 	listed := sync.OnceFunc(func() { close(known) })
-	w.helpers.Go(func() {
-		defer listed()
+	w.beside(ctx, "follow containers", func() {
 		for ctx.Err() == nil {
 			_ = sandbox.Watch(ctx, listed, func(s *shim.Status) {
-				w.mu.Lock()
-				w.note(s)
-				w.mu.Unlock()
+				w.locked(func() { w.note(s) })
 				w.poke()
 			})
 			if ctx.Err() != nil {
@@ -393,18 +407,19 @@ func (w *worker) follow(ctx context.Context, sandbox *runtime.Pod) <-chan struct
 				continue
 			}
 			list, err := sandbox.Statuses()
-			w.mu.Lock()
-			if err == nil {
-				for _, s := range list {
-					w.note(s)
+			w.locked(func() {
+				if err == nil {
+					for _, s := range list {
+						w.note(s)
+					}
 				}
-			}
-			lost := w.observed.Sandbox == life.SandboxReady && w.sandbox == sandbox && !w.busy["sandbox"]
-			if lost {
-				w.observed.Sandbox = life.SandboxStopped
-				w.event(true, "SandboxChanged", "The process that holds the Pod's namespaces ended; its containers ended with it")
-			}
-			w.mu.Unlock()
+				lost := w.observed.Sandbox == life.SandboxReady && w.sandbox == sandbox && !w.busy["sandbox"]
+				if lost {
+					w.observed.Sandbox = life.SandboxStopped
+					w.event(true, "SandboxChanged", "The process that holds the Pod's namespaces ended; its containers ended with it")
+				}
+			})
+			listed()
 			w.poke()
 			return
 		}

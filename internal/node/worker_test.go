@@ -3,20 +3,26 @@ package node
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 
 	"portal/internal/node/life"
+	"portal/internal/node/runtime/shim"
 )
 
 // TestPanic: a step that panics is logged and tried again after a while, and the worker goes on.
@@ -58,6 +64,138 @@ func TestPanic(t *testing.T) {
 	<-ended
 	if text := log.String(); !strings.Contains(text, "panicked") || !strings.Contains(text, "life.go") || !strings.Contains(text, "pod=p") {
 		t.Errorf("logged:\n%s", text)
+	}
+}
+
+// TestHelperPanics: what panics beside a worker's decisions has failed, is counted, and is tried again.
+func TestHelperPanics(t *testing.T) {
+	command := corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "u"}, Spec: corev1.PodSpec{
+		Containers: []corev1.Container{{
+			Name: "c", LivenessProbe: &corev1.Probe{ProbeHandler: command, PeriodSeconds: 100},
+			Lifecycle: &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: command.Exec}},
+		}},
+	}}
+	client := fake.NewClientset(pod)
+	var patches atomic.Int32
+	client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if patches.Add(1) == 1 {
+			panic("while writing")
+		}
+		return false, nil, nil
+	})
+	begin := func() (*worker, *bytes.Buffer) {
+		var log bytes.Buffer
+		a := &Agent{Options: Options{Client: client, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Log: slog.New(slog.NewTextHandler(&log, nil))}, recorder: record.NewFakeRecorder(100)}
+		w := newWorker(a, pod, nil)
+		w.statuses["r"] = &shim.Status{ID: "r", Started: time.Now()}
+		return w, &log
+	}
+	hook := life.Hook{Container: "c", Run: "r"}
+	for _, c := range []struct {
+		name  string
+		start func(context.Context, *worker) // with the worker's lock
+		// after says what is missing then.
+		after func(*worker) string
+	}{
+		{"the start of a container", func(ctx context.Context, w *worker) { // there is no store of images
+			w.carryOut(ctx, pod, life.StartContainer{Container: "c"})
+		}, func(w *worker) string {
+			if f := w.observed.Failures["c"]; f == nil || f.Reason != "CreateContainerError" || !strings.HasPrefix(f.Message, "panic: ") || len(w.busy) > 0 {
+				return fmt.Sprintf("%+v, busy with %v", f, w.busy)
+			}
+			return ""
+		}},
+		{"the start of a sandbox", func(ctx context.Context, w *worker) { // there is no runtime
+			w.carryOut(ctx, pod, life.CreateSandbox{})
+		}, func(w *worker) string {
+			if f := w.observed.SandboxFailure; f == nil || !strings.HasPrefix(f.Message, "panic: ") || len(w.busy) > 0 {
+				return fmt.Sprintf("%+v, busy with %v", f, w.busy)
+			}
+			return ""
+		}},
+		{"a probe", func(ctx context.Context, w *worker) { // there is no sandbox
+			w.watchProbes(ctx, pod, []life.Probe{{Container: "c", Run: "r", Kind: life.Liveness}})
+		}, func(w *worker) string {
+			if n := w.agent.panics.Load(); n < 2 {
+				return fmt.Sprintf("it was tried %d times", n)
+			}
+			return ""
+		}},
+		{"a hook", func(ctx context.Context, w *worker) {
+			w.carryOut(ctx, pod, life.RunHook{Hook: hook})
+		}, func(w *worker) string {
+			if got := w.observed.Hooks[hook]; !got.Done || got.Failure == "" {
+				return fmt.Sprintf("%+v", got)
+			}
+			return ""
+		}},
+		{"a write of the status", func(ctx context.Context, w *worker) {
+			w.write(ctx, &corev1.PodStatus{Phase: corev1.PodPending, Message: "mine"})
+		}, func(w *worker) string {
+			w.write(context.Background(), w.writer.last) // as every step does
+			if got, err := client.CoreV1().Pods("default").Get(context.Background(), "p", metav1.GetOptions{}); err != nil || got.Status.Message != "mine" || !w.settled() {
+				return fmt.Sprintf("%+v, %v", got.Status, err)
+			}
+			return ""
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			w, log := begin()
+			w.locked(func() { c.start(ctx, w) })
+			for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				missing := ""
+				w.locked(func() { missing = c.after(w) })
+				if missing == "" {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal(missing)
+				}
+			}
+			cancel()
+			w.helpers.Wait()
+			if w.agent.panics.Load() == 0 {
+				t.Error("it is not counted")
+			}
+			if text := log.String(); !strings.Contains(text, "panicked") || !strings.Contains(text, "goroutine ") || !strings.Contains(text, "pod=p") {
+				t.Errorf("logged:\n%s", text)
+			}
+		})
+	}
+}
+
+// TestFailedWrite: what others change in the node's conditions while a write fails is written again.
+func TestFailedWrite(t *testing.T) {
+	with := func(ready corev1.ConditionStatus, message string) *corev1.PodStatus {
+		return &corev1.PodStatus{Message: message, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}}
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "u"}, Status: *with(corev1.ConditionTrue, "")}
+	client := fake.NewClientset(pod)
+	a := &Agent{Options: Options{Client: client, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Log: slog.New(slog.DiscardHandler)}, recorder: record.NewFakeRecorder(10)}
+	w := newWorker(a, pod, nil)
+	patches := make(chan string, 10)
+	client.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		patches <- string(action.(clienttesting.PatchAction).GetPatch())
+		lost := pod.DeepCopy()
+		lost.Status = *with(corev1.ConditionFalse, "")
+		w.update(lost) // by the node controller
+		return true, nil, errors.New("unavailable")
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer w.helpers.Wait()
+	defer cancel()
+	for i, want := range []bool{false, true} {
+		for end := time.Now().Add(20 * time.Second); len(patches) == 0; time.Sleep(10 * time.Millisecond) {
+			w.locked(func() { w.write(ctx, with(corev1.ConditionTrue, "mine")) })
+			if time.Now().After(end) {
+				t.Fatal("nothing is written")
+			}
+		}
+		if patch := <-patches; strings.Contains(patch, `"Ready"`) != want {
+			t.Errorf("write %d: %s", i, patch)
+		}
 	}
 }
 

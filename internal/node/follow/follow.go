@@ -49,8 +49,12 @@ type Follower struct {
 // object is one that is followed.
 type object struct {
 	key     Key
+	ctx     context.Context
 	cancel  context.CancelFunc
 	holders map[*holder]bool
+
+	// following says that it is listed and watched. One that is immutable is not any more once it was read.
+	following bool
 
 	known bool // it has been asked for; it may not exist
 	value metav1.Object
@@ -74,9 +78,13 @@ func (f *Follower) Hold(key Key, changed func()) (release func()) {
 	o := f.objects[key]
 	if o == nil {
 		ctx, cancel := context.WithCancel(f.ctx)
-		o = &object{key: key, cancel: cancel, holders: map[*holder]bool{}}
+		o = &object{key: key, ctx: ctx, cancel: cancel, holders: map[*holder]bool{}}
 		f.objects[key] = o
-		f.running.Go(func() { f.follow(ctx, o) })
+	}
+	if !o.following {
+		// One that is immutable may have been deleted and made anew since it was read: it is read again for whoever comes.
+		o.following, o.known = true, false
+		f.running.Go(func() { f.follow(o) })
 	}
 	h := &holder{changed}
 	o.holders[h] = true
@@ -129,20 +137,25 @@ const (
 	mostDelay  = 30 * time.Second
 )
 
-// follow lists and watches an object until ctx ends.
-func (f *Follower) follow(ctx context.Context, o *object) {
-	delay, told := firstDelay, false
+// follow lists and watches an object until nobody holds it, or it is settled.
+func (f *Follower) follow(o *object) {
+	ctx, delay, logged := o.ctx, firstDelay, false
 	for ctx.Err() == nil {
 		settled, err := f.once(ctx, o)
 		f.failed(o, err)
 		switch {
-		case ctx.Err() != nil || settled:
+		case ctx.Err() != nil:
+			return
+		case settled:
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			o.following = false
 			return
 		case err == nil:
-			delay, told = firstDelay, false
+			delay, logged = firstDelay, false
 		default:
-			if delay > time.Second && !told {
-				told = true
+			if delay > time.Second && !logged {
+				logged = true
 				f.log.Warn("an object that Pods refer to can't be read, retrying", "kind", o.key.Kind, "namespace", o.key.Namespace, "name", o.key.Name, "err", err)
 			}
 			delay = min(2*delay, mostDelay)

@@ -89,6 +89,19 @@ func TestFollow(t *testing.T) {
 	if watches.Load() != 1 {
 		t.Errorf("%d watches", watches.Load())
 	}
+	// It may be another one by the time that somebody else comes, who must not be given the old one first.
+	if err := maps.Delete(ctx, "fixed", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "fixed", Namespace: "ns"}, Immutable: ptr.To(true), Data: map[string]string{"a": "new"}})
+	defer f.Hold(Key{ConfigMap, "ns", "fixed"}, func() {})()
+	await(t, "the new one was not read", func() bool {
+		value, known := f.Get(Key{ConfigMap, "ns", "fixed"})
+		if known && value.(*corev1.ConfigMap).Data["a"] != "new" {
+			t.Fatal("the old one was given to somebody who came later")
+		}
+		return known
+	})
 	cancel()
 	f.Wait()
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -44,6 +45,7 @@ type call struct {
 	done    chan struct{}
 	record  *Record
 	err     error
+	panic   string // what it ended with, and where
 }
 
 // Pull gets an image from its registry, or finds that what is here is still what the registry has. Those who ask for the same image with
@@ -67,20 +69,28 @@ func (s *Store) Pull(ctx context.Context, ref string, credentials Credentials, p
 		c = &call{cancel: cancel, done: make(chan struct{})}
 		s.pulls[key] = c
 		go func() {
+			defer func() {
+				if p := recover(); p != nil {
+					c.panic = fmt.Sprintf("%v\n%s", p, debug.Stack())
+				}
+				s.mu.Lock()
+				if s.pulls[key] == c {
+					delete(s.pulls, key)
+				}
+				s.mu.Unlock()
+				cancel()
+				close(c.done)
+			}()
 			c.record, c.err = s.pull(own, ref, parsed, tries, progress)
-			s.mu.Lock()
-			if s.pulls[key] == c {
-				delete(s.pulls, key)
-			}
-			s.mu.Unlock()
-			cancel()
-			close(c.done)
 		}()
 	}
 	c.waiting++
 	s.mu.Unlock()
 	select {
 	case <-c.done:
+		if c.panic != "" {
+			panic(c.panic) // in a goroutine whose owner can deal with it
+		}
 		return c.record, c.err
 	case <-ctx.Done():
 	}

@@ -310,6 +310,23 @@ func TestSharedPull(t *testing.T) {
 	nothingHere(t, s2)
 }
 
+// TestPanicInPull: it reaches those who wait for the pull, who know what to do about it; the next pull begins anew.
+func TestPanicInPull(t *testing.T) {
+	s, r := newTestStore(t), newRegistry(t)
+	ref := r.push(t, "it:1", testImage(t, v1.Config{}, testLayer(t, "gzip", base...)))
+	for range 2 {
+		func() {
+			defer func() {
+				if p := recover(); p == nil || !strings.HasPrefix(fmt.Sprint(p), "while pulling\n") {
+					t.Errorf("it ended with %v", p)
+				}
+			}()
+			_, err := s.Pull(t.Context(), ref, Credentials{}, func(Progress) { panic("while pulling") })
+			t.Errorf("it ended with %v", err)
+		}()
+	}
+}
+
 // TestCredentials: those that fit are tried, the most specific first, and then none.
 func TestCredentials(t *testing.T) {
 	t.Parallel()

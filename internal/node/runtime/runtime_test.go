@@ -144,6 +144,25 @@ func TestRunsToItsEnd(t *testing.T) {
 	}
 }
 
+// TestKilledWhileStarted: a container that is killed before it has read all about itself, for want of memory, has ended.
+func TestKilledWhileStarted(t *testing.T) {
+	p := create(t, newRuntime(t), "a")
+	c := script(p, "c0", "true")
+	for i := range 200 {
+		c.Process.Env = append(c.Process.Env, fmt.Sprintf("V%d=%s", i, strings.Repeat("x", 4<<10)))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err := p.Start(ctx, c, Limits{Memory: 256 << 10})
+	var failed *StartError
+	if err != nil && !errors.As(err, &failed) {
+		t.Fatal(err)
+	}
+	if s := wait(t, p, "c0"); s.ExitCode == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestCannotStart(t *testing.T) {
 	p := create(t, newRuntime(t), "a")
 	for i, c := range []struct {

@@ -183,18 +183,25 @@ func capabilities(own *corev1.SecurityContext) (uint64, error) {
 	if own.Capabilities == nil {
 		return set, nil
 	}
-	// What is added stays, whatever is dropped.
+	// What is named says more than ALL, whether it is added or dropped. What is both stays.
+	var dropped uint64
 	for _, name := range own.Capabilities.Drop {
 		b, err := bit(string(name))
 		if err != nil {
 			return 0, err
 		}
 		set &^= b
+		if b != all {
+			dropped |= b
+		}
 	}
 	for _, name := range own.Capabilities.Add {
 		b, err := bit(string(name))
 		if err != nil {
 			return 0, err
+		}
+		if b == all {
+			b &^= dropped
 		}
 		set |= b
 	}

@@ -181,6 +181,7 @@ func TestRights(t *testing.T) {
 		{"usual", corev1.SecurityContext{}, fmt.Sprintf("%x false false", usual)},
 		{"none", corev1.SecurityContext{Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}, "0 false false"},
 		{"one", corev1.SecurityContext{Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}}}, "1000 false false"},
+		{"all but one", corev1.SecurityContext{Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"NET_ADMIN"}, Add: []corev1.Capability{"ALL"}}}, fmt.Sprintf("%x false false", 1<<41-1-0x1000)},
 		{"without one", corev1.SecurityContext{Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"CAP_CHOWN"}}}, fmt.Sprintf("%x false false", usual-1)},
 		{"privileged", corev1.SecurityContext{Privileged: ptr.To(true)}, "1ffffffffff false true"},
 		{"no escalation", corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false)}, fmt.Sprintf("%x true false", usual)},

@@ -71,6 +71,7 @@ func (s *shim) spawn(j *job) (_ process, err error) {
 	}
 	stage, err := s.begin([]string{j.name}, files, j.flags, done)
 	_ = end.Close()
+	_ = configR.Close() // it alone reads: what it does not read, because it was killed, must not be waited for
 	if err != nil {
 		return process{}, err
 	}
@@ -83,7 +84,9 @@ func (s *shim) spawn(j *job) (_ process, err error) {
 	// It waits for its configuration, so it is in its control groups before it does anything.
 	err = join(j.order.Cgroups, stage.pid)
 	if err == nil {
-		_, err = configW.Write(config)
+		if _, err = configW.Write(config); errors.Is(err, unix.EPIPE) {
+			err = nil // how it ended says more
+		}
 	}
 	_ = configW.Close()
 	if err != nil {
