@@ -288,7 +288,7 @@ func (o *dnsOptions) config(ctx context.Context, log *slog.Logger) (*rest.Config
 	}
 	config, err := apiConfigFor(o.kubeconfig, o.context)
 	if err != nil {
-		return nil, nil, usageError{err}
+		return nil, nil, usageError{orJoin(err)}
 	}
 	return config, forever, nil
 }

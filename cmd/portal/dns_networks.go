@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,8 +29,9 @@ func learnNetworks(ctx context.Context, config *rest.Config, s *server.Server, l
 		return
 	}
 	warned := false
+	known := networks{}
 	for {
-		list, err := clusterNetworks(ctx, client)
+		err := known.read(ctx, client)
 		if ctx.Err() != nil {
 			return
 		}
@@ -37,7 +39,7 @@ func learnNetworks(ctx context.Context, config *rest.Config, s *server.Server, l
 			warned = true
 			log.Info("can't read the cluster's networks; Pods and nodes with public addresses need --allow-recursion to resolve other names", "err", err)
 		}
-		s.AllowClusterNetworks(list)
+		s.AllowClusterNetworks(known.list())
 		select {
 		case <-ctx.Done():
 			return
@@ -51,11 +53,14 @@ func learnNetworks(ctx context.Context, config *rest.Config, s *server.Server, l
 	}
 }
 
-// clusterNetworks are the addresses of this machine, the ranges of Services, and the ranges and addresses of nodes. With an
-// error it returns what it could read; an API without ServiceCIDRs is no error.
-func clusterNetworks(ctx context.Context, client kubernetes.Interface) ([]netip.Prefix, error) {
-	var out []netip.Prefix
-	add := func(texts ...string) {
+// networks are the addresses of this machine, the ranges of Services, and the ranges and addresses of nodes.
+type networks struct{ local, services, nodes []netip.Prefix }
+
+func (n *networks) list() []netip.Prefix { return slices.Concat(n.local, n.services, n.nodes) }
+
+// read reads them again. What can't be read stays as it was; an API without ServiceCIDRs is no error.
+func (n *networks) read(ctx context.Context, client kubernetes.Interface) error {
+	add := func(out []netip.Prefix, texts ...string) []netip.Prefix {
 		for _, s := range texts {
 			if p, err := netip.ParsePrefix(s); err == nil {
 				out = append(out, p)
@@ -63,11 +68,14 @@ func clusterNetworks(ctx context.Context, client kubernetes.Interface) ([]netip.
 				out = append(out, netip.PrefixFrom(a, a.BitLen()))
 			}
 		}
+		return out
 	}
-	local, _ := net.InterfaceAddrs()
-	for _, a := range local {
-		if n, ok := a.(*net.IPNet); ok {
-			add(n.IP.String())
+	if local, err := net.InterfaceAddrs(); err == nil {
+		n.local = nil
+		for _, a := range local {
+			if a, ok := a.(*net.IPNet); ok {
+				n.local = add(n.local, a.IP.String())
+			}
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, networksInterval)
@@ -75,22 +83,23 @@ func clusterNetworks(ctx context.Context, client kubernetes.Interface) ([]netip.
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	var errs []error
 	if ranges, err := client.NetworkingV1().ServiceCIDRs().List(ctx, cached); err == nil {
+		n.services = nil
 		for _, r := range ranges.Items {
-			add(r.Spec.CIDRs...)
+			n.services = add(n.services, r.Spec.CIDRs...)
 		}
 	} else if !apierrors.IsNotFound(err) {
 		errs = append(errs, err)
 	}
 	if nodes, err := client.CoreV1().Nodes().List(ctx, cached); err == nil {
-		for _, n := range nodes.Items {
-			add(n.Spec.PodCIDRs...)
-			add(n.Spec.PodCIDR)
-			for _, a := range n.Status.Addresses {
-				add(a.Address)
+		n.nodes = nil
+		for _, o := range nodes.Items {
+			n.nodes = add(add(n.nodes, o.Spec.PodCIDRs...), o.Spec.PodCIDR)
+			for _, a := range o.Status.Addresses {
+				n.nodes = add(n.nodes, a.Address)
 			}
 		}
 	} else {
 		errs = append(errs, err)
 	}
-	return out, errors.Join(errs...)
+	return errors.Join(errs...)
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // The cluster's networks are the ranges of Services, and the Pod ranges and addresses of nodes. What the account may not read
-// is an error that keeps the rest.
+// is an error that keeps the rest, and what was known of it.
 func TestClusterNetworks(t *testing.T) {
 	client := fake.NewClientset(
 		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"198.51.100.0/24", "2001:db8:96::/112"}}},
@@ -26,28 +26,31 @@ func TestClusterNetworks(t *testing.T) {
 			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.7"}, {Type: corev1.NodeHostName, Address: "a"}}},
 		},
 	)
-	check := func(when string, want ...string) {
+	check := func(when string, known *networks, want ...string) {
 		t.Helper()
-		got, err := clusterNetworks(t.Context(), client)
+		err := known.read(t.Context(), client)
+		got := known.list()
 		for _, w := range append(want, "127.0.0.1/32") {
 			if !slices.Contains(got, netip.MustParsePrefix(w)) {
 				t.Errorf("%s: %s is missing in %v (%v)", when, w, got, err)
 			}
 		}
 	}
-	check("as administrator", "198.51.100.0/24", "2001:db8:96::/112", "203.0.113.0/26", "2001:db8:1::/64", "192.0.2.7/32")
+	all := &networks{}
+	check("as administrator", all, "198.51.100.0/24", "2001:db8:96::/112", "203.0.113.0/26", "2001:db8:1::/64", "192.0.2.7/32")
 	client.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", errors.New("not yours"))
 	})
-	check("without the right to nodes", "198.51.100.0/24")
-	if _, err := clusterNetworks(t.Context(), client); !apierrors.IsForbidden(err) {
+	check("without the right to nodes", &networks{}, "198.51.100.0/24")
+	check("while nodes can't be read", all, "198.51.100.0/24", "203.0.113.0/26", "192.0.2.7/32")
+	if err := all.read(t.Context(), client); !apierrors.IsForbidden(err) {
 		t.Errorf("without the right to nodes: %v", err)
 	}
 	// An API from before 1.33 has no ServiceCIDRs.
 	client.PrependReactor("list", "servicecidrs", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewNotFound(schema.GroupResource{Resource: "servicecidrs"}, "")
 	})
-	if _, err := clusterNetworks(t.Context(), client); !apierrors.IsForbidden(err) {
+	if err := all.read(t.Context(), client); !apierrors.IsForbidden(err) {
 		t.Errorf("without ServiceCIDRs: %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -37,15 +38,15 @@ type explainOptions struct {
 func newExplainCommand() *cobra.Command {
 	var o explainOptions
 	cmd := &cobra.Command{
-		Use:   "explain [service NAME | pod NAME | name DNS-NAME | address IP[:PORT] | ingress NAME]",
+		Use:   "explain [[service] NAME | pod NAME | name DNS-NAME | address IP[:PORT] | ingress NAME]",
 		Short: "Why a Service, Pod, name, address or Ingress does or does not answer",
 		Long: `Look at everything between a name and the process that should answer: the Service, its selector, Pods, ports, EndpointSlices,
-policies, nodes, their proxies, DNS. The first line says what is wrong; then comes the evidence, and what to type. Without arguments it looks
-at all Services and lists what is wrong, the worst first.
+policies, nodes, their proxies, DNS. The first line says what is wrong; then comes the evidence, and what to type. A
+name alone is that of a Service. Without arguments it looks at all Services and lists what is wrong, the worst first.
 
 It only reads, works with any Kubernetes, and says what it may not see. The exit status is 0 if nothing is wrong and 1 if something is.`,
 		Example: `  portal explain
-  portal explain service web -n shop
+  portal explain web -n shop
   portal explain name web.shop
   portal explain address 10.96.12.7:80`,
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
@@ -74,19 +75,13 @@ func (o *explainOptions) question(args []string) (explain.Question, error) {
 	if len(args) == 0 {
 		return explain.Question{}, nil
 	}
-	kind, name := strings.ToLower(args[0]), ""
+	kind, name := explainKind(args[0]), ""
 	if k, n, ok := strings.Cut(args[0], "/"); ok && len(args) == 1 {
-		kind, name = strings.ToLower(k), n
+		kind, name = explainKind(k), n
 	} else if len(args) == 2 {
 		name = args[1]
-	}
-	switch kind {
-	case "svc", "services":
-		kind = "service"
-	case "po", "pods":
-		kind = "pod"
-	case "ing", "ingresses":
-		kind = "ingress"
+	} else if len(args) == 1 && !slices.Contains(explain.Kinds, kind) {
+		kind, name = guessKind(args[0]), args[0]
 	}
 	if !slices.Contains(explain.Kinds, kind) {
 		return explain.Question{}, fmt.Errorf("%q can't be explained: want service NAME, pod NAME, name DNS-NAME, address IP[:PORT] or ingress NAME", args[0])
@@ -105,6 +100,30 @@ func (o *explainOptions) question(args []string) (explain.Question, error) {
 		q.Namespace, q.Name = namespace, rest
 	}
 	return q, nil
+}
+
+// explainKind is the kind that somebody means: kubectl's short and plural names are understood.
+func explainKind(name string) string {
+	switch name = strings.ToLower(name); name {
+	case "svc", "services":
+		return "service"
+	case "po", "pods":
+		return "pod"
+	case "ing", "ingresses":
+		return "ingress"
+	}
+	return name
+}
+
+// guessKind is the kind of a name that was given without one: names of Services have no dots, and no colons.
+func guessKind(name string) string {
+	if _, err := netip.ParseAddr(name); err == nil || strings.Contains(name, ":") {
+		return "address"
+	}
+	if strings.Contains(name, ".") {
+		return "name"
+	}
+	return "service"
 }
 
 func (o *explainOptions) run(cmd *cobra.Command, args []string) error {

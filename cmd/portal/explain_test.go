@@ -10,6 +10,12 @@ import (
 func TestExplainArguments(t *testing.T) {
 	for args, want := range map[string]explain.Question{
 		"":                       {},
+		"web":                    {Kind: "service", Namespace: "shop", Name: "web"},
+		"web.shop":               {Kind: "name", Namespace: "shop", Name: "web.shop"},
+		"10.96.0.10":             {Kind: "address", Name: "10.96.0.10"},
+		"10.96.0.10:53":          {Kind: "address", Name: "10.96.0.10:53"},
+		"fd00:96::a":             {Kind: "address", Name: "fd00:96::a"},
+		"[fd00:96::a]:5":         {Kind: "address", Name: "[fd00:96::a]:5"},
 		"service web":            {Kind: "service", Namespace: "shop", Name: "web"},
 		"svc/web":                {Kind: "service", Namespace: "shop", Name: "web"},
 		"service other/web":      {Kind: "service", Namespace: "other", Name: "web"},
@@ -29,6 +35,7 @@ func TestExplainArguments(t *testing.T) {
 func TestExplainUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"explain node n1":                  `"node" can't be explained: want service NAME`,
+		"explain node/n1":                  `"node/n1" can't be explained: want service NAME`,
 		"explain service":                  "a name is missing",
 		"explain service a b":              "takes one name",
 		"explain -o yaml":                  `--output "yaml": must be json`,

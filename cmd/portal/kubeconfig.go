@@ -26,6 +26,16 @@ import (
 // kubeconfigHelp describes the default of --kubeconfig, which is the same for all commands.
 const kubeconfigHelp = "kubeconfig of the API server (default: $KUBECONFIG, this machine's Portal server, ~/.kube/config, or the Pod's own service account)"
 
+var errNoServer = errors.New("no API server known: give --kubeconfig, or set KUBECONFIG")
+
+// orJoin adds to errNoServer what else commands can do that join a server.
+func orJoin(err error) error {
+	if errors.Is(err, errNoServer) {
+		return fmt.Errorf("%w, or join a Portal server with --server, --token and --ca-hash: portal token create --role …, typed there, prints the command", err)
+	}
+	return err
+}
+
 // apiConfig finds the API server. Without a file it looks where all commands look: see findKubeconfig.
 func apiConfig(kubeconfig string) (*rest.Config, error) { return apiConfigFor(kubeconfig, "") }
 
@@ -46,7 +56,7 @@ func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
 			if err := missing(os.Getenv("KUBECONFIG")); err != nil {
 				return nil, err
 			}
-			return nil, errors.New("no API server known: give --kubeconfig, or set KUBECONFIG")
+			return nil, errNoServer
 		}
 		if clientcmd.IsEmptyConfig(err) {
 			err = errors.New("it names no API server: give one's kubeconfig, such as DATA-DIR/admin.kubeconfig of a portal server")

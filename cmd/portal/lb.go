@@ -199,7 +199,7 @@ func (o *lbOptions) run(cmd *cobra.Command) error {
 		options.Config = config
 		beside.Go(func() { renew(ctx) })
 	} else if options.Config, err = apiConfigFor(o.kubeconfig, o.context); err != nil {
-		return usageError{err}
+		return usageError{orJoin(err)}
 	}
 	collectAt(garbage)
 	return serveBalancer(ctx, options, &o.balancers, o.report, nil)

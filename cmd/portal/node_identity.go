@@ -28,7 +28,7 @@ func (o *nodeOptions) identities(ctx context.Context, log *slog.Logger, options 
 	if o.kubeconfig != "" || !o.join.given() {
 		config, err := apiConfigAt("", o.kubeconfig)
 		if err != nil {
-			return nil, usageError{err}
+			return nil, usageError{orJoin(err)}
 		}
 		return &nodeIdentities{node: config, proxy: config, dns: config, lb: config}, nil
 	}

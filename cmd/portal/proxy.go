@@ -209,7 +209,7 @@ func (o *proxyOptions) api(ctx context.Context, log *slog.Logger, node string) (
 	}
 	api, err := apiConfigAt(o.master, o.kubeconfig)
 	if err != nil {
-		return nil, nil, usageError{err}
+		return nil, nil, usageError{orJoin(err)}
 	}
 	return api, func(context.Context) {}, nil
 }

@@ -124,7 +124,7 @@ func (o *proxyOptions) readConfig(flags *pflag.FlagSet) error {
 		set.flag("iptables-localhost-nodeports", &o.localhostNodePorts, *v)
 	}
 	set.flag("masquerade-all", &o.masqueradeAll, c.masqueradeAll(o.mode))
-	if v := cmp.Or(c.NFTables.MasqueradeBit, c.IPTables.MasqueradeBit); v != nil && !flags.Changed("iptables-masquerade-bit") {
+	if v := c.masqueradeBit(o.mode); v != nil && !flags.Changed("iptables-masquerade-bit") {
 		o.masqueradeBit = *v
 	}
 	c.setConntrack(o, set)
@@ -141,6 +141,17 @@ func (c *kubeProxyConfiguration) masqueradeAll(mode string) bool {
 		return c.IPTables.MasqueradeAll
 	}
 	return c.NFTables.MasqueradeAll || c.IPTables.MasqueradeAll
+}
+
+// masqueradeBit is set for each mode in the same way.
+func (c *kubeProxyConfiguration) masqueradeBit(mode string) *int {
+	switch mode {
+	case "nftables":
+		return c.NFTables.MasqueradeBit
+	case "iptables", "ipvs":
+		return c.IPTables.MasqueradeBit
+	}
+	return cmp.Or(c.NFTables.MasqueradeBit, c.IPTables.MasqueradeBit)
 }
 
 func (c *kubeProxyConfiguration) setConntrack(o *proxyOptions, set setter) {

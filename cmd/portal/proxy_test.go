@@ -92,8 +92,8 @@ hostnameOverride: Node-1
 clusterCIDR: 10.244.0.0/16,fd00:244::/64
 nodePortAddresses: [primary, 10.0.0.0/8]
 healthzBindAddress: 127.0.0.1
-iptables: {minSyncPeriod: 2s, masqueradeAll: true, masqueradeBit: 14, localhostNodePorts: false}
-nftables: {minSyncPeriod: 3s}
+iptables: {minSyncPeriod: 2s, masqueradeAll: true, masqueradeBit: 15, localhostNodePorts: false}
+nftables: {minSyncPeriod: 3s, masqueradeBit: 13}
 conntrack: {maxPerCore: 0, min: 5, tcpEstablishedTimeout: 1h}
 featureGates: {Something: true}
 `)
@@ -120,8 +120,11 @@ featureGates: {Something: true}
 	if strings.ReplaceAll(got, " ", "") != strings.ReplaceAll(want, " ", "") {
 		t.Errorf("\n got %s\nwant %s", got, want)
 	}
+	if o.masqueradeBit != 15 {
+		t.Errorf("masqueradeBit is %d, want that of the mode iptables", o.masqueradeBit)
+	}
 	o, c = parse("--proxy-mode", "nftables", "--hostname-override", "other", "--nodeport-addresses", "all", "--min-sync-period", "4s")
-	if o.mode != "nftables" || c.Node != "other" || !c.NodePorts.All || c.NodePorts.Primary || c.MinSync["nftables"] != 4*time.Second || c.MasqueradeAll {
+	if o.mode != "nftables" || c.Node != "other" || !c.NodePorts.All || c.NodePorts.Primary || c.MinSync["nftables"] != 4*time.Second || c.MasqueradeAll || o.masqueradeBit != 13 {
 		t.Errorf("flags beside the file do not win: %s %+v", o.mode, c)
 	}
 }
