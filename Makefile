@@ -34,12 +34,13 @@ build: ## build the binary
 	@echo "building $(BIN)/portal (the first time takes some minutes)"
 	@go build -ldflags "$(LDFLAGS)" -o $(BIN)/portal ./cmd/portal
 
+# ./test takes longest and mostly waits: it begins first, and the others run beside it. Their results are printed when it has ended.
 .PHONY: test
 test: build $(PEERS)/etcd ## run every test; without root, those that need no root
 	@hack/need python3 ip kubectl dig unbound musl-gcc nft iptables conntrack curl bird node npm chromium prometheus promtool
 	@[ "$$(id -u)" -ne 0 ] || $(MAKE) --no-print-directory vm $(E2E)/e2e.test $(E2E)/images.yaml
 	go vet ./...
-	go test -vet=off -timeout 45m ./...
+	go test -vet=off -timeout 45m ./test ./...
 
 .PHONY: console
 console: ## build the console's page from internal/console/ui, as its lock file says

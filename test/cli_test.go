@@ -16,6 +16,7 @@ import (
 // TestCLI runs transcripts of what a person types and what Portal prints. Besides testscript's own commands there are
 // `ready PORT`, which waits for a server, `terminate`, which stops all programs in the background, and `mode MODE FILE`.
 func TestCLI(t *testing.T) {
+	t.Parallel()
 	need(t, harness.Portal(), "build")
 	bin := terminal(t, []string{harness.Portal(), "kubectl"})
 	testscript.Run(t, testscript.Params{

@@ -51,6 +51,7 @@ func withAggregation(t *testing.T) []string {
 
 // TestConformance asks what the real components were asked, and requires their answers.
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	for _, r := range recorded {
 		t.Run(r.folder+"/"+r.golden, func(t *testing.T) {
 			t.Parallel()

@@ -29,23 +29,27 @@ var laboratories = []struct {
 // TestDataplaneConformance sends packets through Portal's proxy, in each mode and in namespaces, and demands what became of
 // them with kube-proxy.
 func TestDataplaneConformance(t *testing.T) {
+	t.Parallel()
 	for _, l := range laboratories {
 		t.Run(l.mode, func(t *testing.T) {
-			experiment(t, l.mode, harness.Recorded("dataplane", "golden.json"), nil, append(l.args, laboratoryAPI(t)...))
+			t.Parallel()
+			experiment(t, l.mode, "pt", harness.Recorded("dataplane", "golden.json"), nil, append(l.args, laboratoryAPI(t)...))
 		})
 	}
 }
 
 // TestDataplaneMore does the same with this project's further scenarios: see test/recorded/README.md.
 func TestDataplaneMore(t *testing.T) {
+	t.Parallel()
 	for _, l := range laboratories {
 		if !strings.Contains(*dataplaneModes, l.mode) {
 			continue
 		}
 		t.Run(l.mode, func(t *testing.T) {
+			t.Parallel()
 			otherwise := maps.Clone(otherwiseInAll)
 			maps.Copy(otherwise, otherwiseIn[l.mode])
-			experiment(t, l.mode, harness.Recorded("dataplane", "more-golden.json"), otherwise,
+			experiment(t, l.mode, "pm", harness.Recorded("dataplane", "more-golden.json"), otherwise,
 				append(l.args, append(laboratoryAPI(t), "--scenarios", harness.Recorded("dataplane", "more-scenarios.json"))...))
 		})
 	}
@@ -111,8 +115,8 @@ func laboratoryAPI(t *testing.T) []string {
 	return []string{"--api", api.URL, "--token", harness.KubeToken}
 }
 
-// experiment runs recorded scenarios with Portal's proxy. Some probes may end otherwise.
-func experiment(t *testing.T, mode, record string, otherwise map[string]string, args []string) {
+// experiment runs recorded scenarios with Portal's proxy, in namespaces whose names begin with prefix and the mode. Some probes may end otherwise.
+func experiment(t *testing.T, mode, prefix, record string, otherwise map[string]string, args []string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
@@ -123,7 +127,7 @@ func experiment(t *testing.T, mode, record string, otherwise map[string]string, 
 		}
 	}
 	work := t.TempDir()
-	args = append(args, "--check", record, "--work", work, "--prefix", "pt"+mode[:2],
+	args = append(args, "--check", record, "--work", work, "--prefix", prefix+mode[:2],
 		"--proxy", harness.Portal()+" proxy --config {config} --proxy-mode "+mode)
 	out, err := harness.Run(context.Background(), []string{"PYTHONDONTWRITEBYTECODE=1"}, "python3", append([]string{harness.Recorded("dataplane", "lab.py")}, args...)...)
 	passed, ok := harness.Probes(t, out, otherwise)

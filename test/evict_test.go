@@ -46,6 +46,7 @@ spec:
 // TestLabReplacesPodsOfADeadNode: when a node dies, its Pods are evicted after the time for which they tolerate that, and run on the others; those
 // of DaemonSets stay with it. When the Node is deleted, what is left of its Pods is too.
 func TestLabReplacesPodsOfADeadNode(t *testing.T) {
+	t.Parallel()
 	l := startLab(t, lab.Options{Nodes: 3, ServerArgs: []string{"--node-monitor-grace-period", "15s"}})
 	labKubectl(t, l, replaced, "apply")
 	labKubectl(t, l, "", "rollout", "status", "--timeout=120s", "deployment/replaced")

@@ -20,6 +20,7 @@ import (
 // TestLabKill is a small TestLabKills: an agent and the server are killed under load, then a node. When the rules no longer lead to the
 // dead node, every request is answered, also one from a port from which its client has tried to reach the dead node before.
 func TestLabKill(t *testing.T) {
+	t.Parallel()
 	l := startLab(t, lab.Options{Nodes: 2, ProxyMode: "nftables"})
 	labKubectl(t, l, rollable("web", 4, l.NodeNames()...), "apply")
 	deployed(t, l, "web", 2*time.Minute)

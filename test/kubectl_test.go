@@ -18,6 +18,7 @@ import (
 
 // TestKubectl runs transcripts with each kubectl. Every transcript has a namespace of its own.
 func TestKubectl(t *testing.T) {
+	t.Parallel()
 	for variant, command := range kubectls(t) {
 		t.Run(variant, func(t *testing.T) {
 			t.Parallel()

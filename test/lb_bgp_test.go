@@ -158,6 +158,7 @@ func configure(t *testing.T, l *lab.Lab, key, options string) {
 // TestLabBGP: three nodes announce an address of each family to a router, BIRD, which spreads connections over them. Who must not serve an address is no
 // next hop; a killed process stays one until it is back, a stopped one and a lost node don't.
 func TestLabBGP(t *testing.T) {
+	t.Parallel()
 	l := startLab(t, lab.Options{Nodes: 3, BalancerPools: []string{bgpPool}, NodeArgs: []string{"--load-balancer-announce", "bgp"}})
 	b := startBird(t, l)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: lb.PasswordsName}, StringData: map[string]string{"router": bgpPassword}}

@@ -35,6 +35,7 @@ type edge struct {
 
 // TestLabBalancing: what the documents' annotations ask of a balancer, word for word, and what comes of it on the wire.
 func TestLabBalancing(t *testing.T) {
+	t.Parallel()
 	logs := filepath.Join(t.TempDir(), "logs")
 	e := &edge{logs: logs, Lab: startLab(t, lab.Options{
 		Nodes: 2, Zones: 2, BalancerPools: []string{"192.168.100.220-192.168.100.239,fd00:100::c0-fd00:100::df", "inside=192.168.100.240-192.168.100.249;internal", "subnet-xxxxx=192.168.100.250;internal"},

@@ -25,7 +25,10 @@ import (
 
 // TestLoadBalancerLeaders: while Services come and go, and the process that gives addresses is killed again and again, no address is given
 // twice, none is lost, and who has one keeps it.
-func TestLoadBalancerLeaders(t *testing.T) { balancerLeaders(t, startPortal(t)) }
+func TestLoadBalancerLeaders(t *testing.T) {
+	t.Parallel()
+	balancerLeaders(t, startPortal(t))
+}
 
 func balancerLeaders(t *testing.T, api *harness.API) {
 	client := connect(t, api.Kubeconfig)
@@ -147,6 +150,7 @@ func leads(p *harness.Process) bool { return strings.Contains(p.Tail(), "became 
 // TestLoadBalancerJoins: with a token of the role lb and what that role may do, a balancer gives addresses; but it can neither hold the Lease of
 // others nor change a Service's spec.
 func TestLoadBalancerJoins(t *testing.T) {
+	t.Parallel()
 	api := startPortal(t)
 	client := connect(t, api.Kubeconfig)
 	dir := t.TempDir()

@@ -15,6 +15,7 @@ import (
 // TestLeaderIdentity: a server's identity is its own. One that comes back on the same machine and address is not the one
 // that was there before, since that one may be another machine of the same name which still runs.
 func TestLeaderIdentity(t *testing.T) {
+	t.Parallel()
 	need(t, harness.Portal(), "build")
 	etcd := startEtcd(t, 1)[0].ClientURL
 	reader, err := harness.StartPortal(t.TempDir(), "--controllers", "none", "--etcd-servers", etcd, "--advertise-address", advertised)

@@ -19,6 +19,7 @@ import (
 // TestLabPodsLeaveNothing: when Pods are gone, so are their processes, namespaces, interfaces, mounts, control groups and files, though
 // the agent was killed while they started, and again while they ended.
 func TestLabPodsLeaveNothing(t *testing.T) {
+	t.Parallel()
 	const pods = 20
 	l := startLab(t, lab.Options{Nodes: 1})
 	node := l.Node("node1")

@@ -3,7 +3,10 @@
 package test
 
 import (
+	"flag"
 	"os"
+	"runtime"
+	"strconv"
 	"testing"
 
 	"k8s.io/client-go/kubernetes"
@@ -12,6 +15,20 @@ import (
 
 	"portal/test/harness"
 )
+
+// besideEachOther has more tests beside each other than there are processors, unless -parallel says how many: those that call t.Parallel
+// wait for time-outs, Leases and other processes most of the time. A test that measures, or needs the processors for itself, doesn't call it.
+func besideEachOther() {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if given {
+		return
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(runtime.GOMAXPROCS(0)+2)); err != nil {
+		panic(err)
+	}
+}
 
 // need fails the test if a file is missing that `make` should have built: a skipped test would look like one that passed.
 func need(t testing.TB, path, target string) {

@@ -41,6 +41,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	besideEachOther()
 	os.Exit(m.Run())
 }
 

@@ -43,6 +43,7 @@ spec:
 
 // TestNodeRestartsAll: a container's rule has the whole Pod begin again in place, on a node that has just rejected a Pod with a sidecar.
 func TestNodeRestartsAll(t *testing.T) {
+	t.Parallel()
 	m := newPodMachine(t, "restarts")
 	m.kubectl(t, strings.ReplaceAll(rejectedPod, "NODE", m.name), "apply")
 	m.pod(t, "rejected", 20*time.Second, func(p *corev1.Pod) string {

@@ -121,22 +121,6 @@ func inherit(t *testing.T, group string) {
 	}
 }
 
-// removeGroups removes a control group and those in it, deepest first.
-func removeGroups(group string) error {
-	entries, err := os.ReadDir(group)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			if err := removeGroups(filepath.Join(group, e.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	return os.Remove(group)
-}
-
 // ownMounts gives the machine its own processes, network devices and control groups to see, and folders of its own where programs
 // keep theirs.
 func ownMounts(t *testing.T) {

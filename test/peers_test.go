@@ -421,7 +421,7 @@ func TestPeersOldAPI(t *testing.T) {
 func TestPeersDataplane(t *testing.T) {
 	for _, l := range laboratories {
 		t.Run(l.mode, func(t *testing.T) {
-			experiment(t, l.mode, harness.Recorded("dataplane", "golden.json"), nil, append(l.args, "--bin", filepath.Dir(harness.Peer("etcd")), "--port", fmt.Sprint(harness.FreePort())))
+			experiment(t, l.mode, "pt", harness.Recorded("dataplane", "golden.json"), nil, append(l.args, "--bin", filepath.Dir(harness.Peer("etcd")), "--port", fmt.Sprint(harness.FreePort())))
 		})
 	}
 }

@@ -29,6 +29,7 @@ const (
 // TestFaultsAPIAway takes the API server away in every way there is, for long, while Services are in use. They are served
 // as last known; what was changed meanwhile arrives as soon as the API is back.
 func TestFaultsAPIAway(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	for _, way := range []struct {
 		name       string
@@ -124,6 +125,7 @@ func (l *proxyLab) following(t *testing.T) []target {
 // TestFaultsRelist cuts the watch, changes Services, and restarts the API server, which then does not know any more what
 // happened in between: it answers 410 Gone, and everything is listed anew. Nobody else notices.
 func TestFaultsRelist(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	l := newProxyLab(t, "nftables")
 	targets := l.following(t)
@@ -171,6 +173,7 @@ func expired(t *testing.T, l *proxyLab, version string) bool {
 // TestFaultsRestartWhileAway kills and restarts a proxy that can't reach the API: it knows nothing then, and leaves what
 // is programmed alone.
 func TestFaultsRestartWhileAway(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	l := newProxyLab(t, "nftables")
 	targets := l.following(t)

@@ -11,6 +11,7 @@ import (
 
 // TestDrift lets somebody remove what the proxy has written, in part or whole. It is back within a minute.
 func TestDrift(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	for name, commands := range map[string][]string{
 		"tables deleted": {"delete table ip portal", "delete table ip6 portal"},
@@ -91,6 +92,7 @@ func (l *proxyLab) others(t *testing.T) string {
 
 // TestModeSwitch changes the mode by restarts, under traffic, beside the rules of others; and cleans up in the end.
 func TestModeSwitch(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	l := newProxyLab(t, "nftables")
 	targets := l.steady(t)

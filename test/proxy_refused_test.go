@@ -44,6 +44,7 @@ func (l *proxyLab) own(t *testing.T, family string) (release func()) {
 // TestFaultsRefused lets the kernel refuse whole transactions: somebody else owns a table of our name. What does not
 // change is served all the while; the trouble is visible; and when it ends, all is as it should be.
 func TestFaultsRefused(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	l := newProxyLab(t, "nftables")
 	var targets []target

@@ -184,6 +184,7 @@ func TestNodeReports(t *testing.T) {
 
 // TestLabReports: the parts of a node of a lab report, and what is done to the proxy's rules is in its report.
 func TestLabReports(t *testing.T) {
+	t.Parallel()
 	l := startLab(t, lab.Options{Nodes: 1})
 	get := func(name string) (*reports.Report, error) {
 		out, err := harness.Run(t.Context(), nil, harness.Portal(), "kubectl", "--kubeconfig", l.Kubeconfig, "get", "nodereport", name, "-o", "json")

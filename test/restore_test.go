@@ -24,6 +24,7 @@ import (
 // outside. What they have cached never happened, and they must notice: whether they find the server behind the version
 // that they know, or beyond it because others have written since. Those who lost the Lease meanwhile go on, too.
 func TestControllersAfterARestore(t *testing.T) {
+	t.Parallel()
 	need(t, harness.Portal(), "build")
 	for _, c := range []struct {
 		name string

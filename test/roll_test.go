@@ -110,6 +110,7 @@ func reachable(t *testing.T, sources []requestSource) {
 // TestLabRoll: while all Pods of a Deployment are replaced, new ones before old ones, no request to its Service fails: from the nodes
 // through its cluster IP, from outside through node ports and an external IP.
 func TestLabRoll(t *testing.T) {
+	t.Parallel()
 	for _, mode := range strings.Split(*rollModes, ",") {
 		t.Run(mode, func(t *testing.T) { roll(t, mode) })
 	}

@@ -101,6 +101,7 @@ func seedServer(t *testing.T) *harness.API {
 
 // TestSeeds applies every example of the documents unchanged, and requires the result that the document promises.
 func TestSeeds(t *testing.T) {
+	t.Parallel()
 	folder := shared(t, "seeds")
 	files, err := filepath.Glob(filepath.Join(folder, "*.txt"))
 	if err != nil || len(files) != 5 {

@@ -3,8 +3,10 @@ package test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,6 +111,8 @@ type machine struct {
 	dir string
 	in  io.Writer
 	out *bufio.Reader
+	// groups are its control groups, see ownGroups.
+	groups []string
 }
 
 // newMachine has an uplink and a default route.
@@ -168,11 +172,54 @@ func newLonelyMachine(t *testing.T) *machine {
 		cancel()
 		_ = cmd.Wait()
 		stdout.Close()
+		m.removeGroups(t)
 	})
 	m.in, m.out = stdin, bufio.NewReader(stdout)
 	m.do(t, "mount -t tmpfs tmpfs /var/lib")
 	m.do(t, "ip link set lo up")
+	m.ownGroups(t, "portal/up-"+strings.TrimSpace(m.do(t, "stat -Lc %i /proc/self/ns/net")))
 	return m
+}
+
+// ownGroups says which control groups are the machine's. It shares them with all others: what ends with it leaves them, as nobody is there
+// to remove them, and so does a test that is killed. They go when the machine does, and what an earlier one of the same names left goes now.
+func (m *machine) ownGroups(t *testing.T, names ...string) {
+	t.Helper()
+	m.groups = append(m.groups, names...)
+	m.removeGroups(t)
+}
+
+func (m *machine) removeGroups(t *testing.T) {
+	t.Helper()
+	for _, name := range m.groups {
+		for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+			groups, _ := filepath.Glob(filepath.Join(root, name))
+			for _, group := range groups {
+				eventually(t, 10*time.Second, group+" is gone", func() string { // its processes are about to end
+					if err := removeGroups(group); err != nil && !errors.Is(err, fs.ErrNotExist) {
+						return err.Error()
+					}
+					return ""
+				})
+			}
+		}
+	}
+}
+
+// removeGroups removes a control group and those in it, deepest first.
+func removeGroups(group string) error {
+	entries, err := os.ReadDir(group)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeGroups(filepath.Join(group, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return os.Remove(group)
 }
 
 // do types a line and returns what it printed.

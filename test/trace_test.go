@@ -30,6 +30,7 @@ var (
 
 // TestTrace sends packets between random places of a lab, in each mode, and demands that they end where the trace says.
 func TestTrace(t *testing.T) {
+	t.Parallel()
 	for _, mode := range strings.Split(*traceModes, ",") {
 		t.Run(mode, func(t *testing.T) {
 			l := startTraceLab(t, mode)

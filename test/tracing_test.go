@@ -112,6 +112,7 @@ const (
 // TestTracing: a request whose caller traces it continues the caller's trace, through admission down to etcd, inside the server and outside.
 // Other requests are not recorded.
 func TestTracing(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"embedded", "external"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()

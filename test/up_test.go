@@ -9,6 +9,7 @@ import (
 // TestUpWithoutNetwork: on a machine that has nothing but lo, where no address can stand in for a client's, DNS answers at its
 // cluster IPs all the same. Whoever deletes kube-dns or its endpoints has them back within seconds.
 func TestUpWithoutNetwork(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	for _, mode := range []string{"nftables", "iptables"} {
 		t.Run(mode, func(t *testing.T) {
@@ -53,6 +54,7 @@ func TestUpWithoutNetwork(t *testing.T) {
 // TestUpPods: Pods run while portal up does. When it ends, they do, and the machine's network is as it was; the next run starts
 // them again.
 func TestUpPods(t *testing.T) {
+	t.Parallel()
 	rootOnly(t)
 	m := newMachine(t)
 	eventually(t, 10*time.Second, "the machine's own addresses", func() string { return m.do(t, "ip -6 -o address show tentative") })
