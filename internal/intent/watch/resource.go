@@ -3,6 +3,7 @@ package watch
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"reflect"
 
 	"golang.org/x/sync/singleflight"
@@ -22,9 +23,8 @@ import (
 
 // resource is what differs between the kinds.
 type resource struct {
-	list   func(context.Context, metav1.ListOptions) (metav1.ListInterface, error)
+	list   func(context.Context, metav1.ListOptions, func(runtime.Object)) (metav1.ListMeta, error)
 	watch  func(context.Context, metav1.ListOptions) (apiwatch.Interface, error)
-	each   func(list metav1.ListInterface, do func(runtime.Object))
 	apply  func(runtime.Object) intent.Key
 	remove func(intent.Key)
 	// optional: an API without it, or one that doesn't show it to us, is as one that has none of it.
@@ -139,6 +139,7 @@ func (c *clients) resource(cluster *intent.Cluster, s intent.Source, o Options) 
 type object[T any] interface {
 	*T
 	runtime.Object
+	Unmarshal([]byte) error
 }
 
 // bind ties a kind of the API to the functions of the cluster that take it.
@@ -149,23 +150,22 @@ func bind[T any, P object[T], V any](all *clients, c *rest.RESTClient, plural st
 		return c.Get().MaxRetries(0).Resource(plural).SpecificallyVersionedParams(&o, metav1.ParameterCodec, schema.GroupVersion{Version: "v1"})
 	}
 	r := resource{remove: remove}
-	r.list = func(ctx context.Context, o metav1.ListOptions) (metav1.ListInterface, error) {
+	r.list = func(ctx context.Context, o metav1.ListOptions, do func(runtime.Object)) (metav1.ListMeta, error) {
 		all.dialing.wait(ctx)
-		obj, err := request(o).Do(ctx).Get()
+		body, err := request(o).Stream(ctx)
 		if err != nil {
-			return nil, err
+			return metav1.ListMeta{}, err
 		}
-		return obj.(metav1.ListInterface), nil
+		defer body.Close()
+		about, err := readItems(body, func(obj P) { do(obj) })
+		if err != nil {
+			err = fmt.Errorf("read the list: %w", err)
+		}
+		return about, err
 	}
 	r.watch = func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
 		o.Watch = true
 		return request(o).Watch(ctx)
-	}
-	r.each = func(list metav1.ListInterface, do func(runtime.Object)) {
-		items := reflect.ValueOf(list).Elem().FieldByName("Items")
-		for i := range items.Len() {
-			do(items.Index(i).Addr().Interface().(runtime.Object))
-		}
 	}
 	r.apply = func(obj runtime.Object) intent.Key {
 		k := r.key(obj)

@@ -239,7 +239,7 @@ func (s *source) knows(ctx context.Context) error {
 	}
 	events, err := s.watch(ctx, o)
 	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
-		_, err = s.list(ctx, metav1.ListOptions{LabelSelector: noObject, ResourceVersion: s.version, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
+		_, err = s.list(ctx, metav1.ListOptions{LabelSelector: noObject, ResourceVersion: s.version, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}, func(runtime.Object) {})
 		return err
 	}
 	if err != nil {
@@ -260,7 +260,7 @@ func (s *source) knows(ctx context.Context) error {
 // noObject is a selector that nothing matches.
 const noObject = "portal.invalid/no-object=true"
 
-// listAll lists, applying each page as it comes, and removes in the end what was not listed: readers never see an empty
+// listAll lists, applying each object as it comes, and removes in the end what was not listed: readers never see an empty
 // cluster in between.
 func (s *source) listAll(ctx context.Context) error {
 	identity := s.clients.beginIdentity(ctx)
@@ -270,7 +270,7 @@ func (s *source) listAll(ctx context.Context) error {
 		o.Limit = 0 // with a limit the API would read from its store
 	}
 	for {
-		list, err := s.list(ctx, o)
+		list, err := s.list(ctx, o, func(obj runtime.Object) { seen[s.apply(obj)] = struct{}{} })
 		switch {
 		case err == nil:
 		case apierrors.IsResourceExpired(err) && o.Continue != "":
@@ -282,9 +282,8 @@ func (s *source) listAll(ctx context.Context) error {
 		default:
 			return fmt.Errorf("list %s: %w", s.status.Source, err)
 		}
-		s.each(list, func(obj runtime.Object) { seen[s.apply(obj)] = struct{}{} })
-		if o = (metav1.ListOptions{Continue: list.GetContinue(), Limit: pageLimit}); o.Continue == "" {
-			s.version, s.identity = list.GetResourceVersion(), ""
+		if o = (metav1.ListOptions{Continue: list.Continue, Limit: pageLimit}); o.Continue == "" {
+			s.version, s.identity = list.ResourceVersion, ""
 			s.feed()
 			break
 		}
