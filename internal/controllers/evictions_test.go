@@ -2,13 +2,17 @@ package controllers_test
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 )
 
@@ -124,4 +128,37 @@ func TestRemovingATaintCancelsEvictions(t *testing.T) {
 	w.addTolerant("witness", other, ptr.To[int64](11))
 	w.taint(other, taints)
 	w.waitEvicted("none witness")
+}
+
+// conflicts answers the first request that would change a Pod's status with a conflict, as an API server does to which others keep writing.
+type conflicts struct {
+	next http.RoundTripper
+	left *atomic.Int32
+}
+
+func (c conflicts) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/status") && c.left.Add(-1) >= 0 {
+		return &http.Response{StatusCode: http.StatusConflict, Body: http.NoBody, Request: r}, nil
+	}
+	return c.next.RoundTrip(r)
+}
+
+// TestAConflictDoesNotSaveAPod: a Pod that could not be evicted because it was changed at that moment is evicted all the same.
+func TestAConflictDoesNotSaveAPod(t *testing.T) {
+	w := newWorld(t)
+	node := w.namespace + "-n"
+	w.addNode(node, nil)
+	w.addTolerant("contended", node, nil)
+	var left atomic.Int32
+	left.Store(1)
+	direct := w.config
+	w.config = rest.CopyConfig(direct)
+	w.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return conflicts{next, &left} })
+	w.run("taint-eviction")
+	w.config = direct
+	w.taint(node, `[{"key":"`+evictTaint+`","effect":"NoExecute"}]`)
+	w.waitEvicted("contended")
+	if left.Load() >= 0 {
+		t.Error("there was no conflict: this has tested nothing")
+	}
 }

@@ -219,9 +219,10 @@ func (c *Controller) delete(ctx context.Context, pod *corev1.Pod, node string) e
 	return nil
 }
 
-// ignoreGone: the Pod is gone, or another one has its name.
+// ignoreGone: the Pod is gone. A conflict does not say so: it may have been changed at that moment. If it is another Pod that has its
+// name, the informer will say so before long.
 func ignoreGone(err error) error {
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	return err
