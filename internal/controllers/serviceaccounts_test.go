@@ -2,6 +2,8 @@ package controllers_test
 
 import (
 	"fmt"
+	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"portal/internal/controllers"
 )
@@ -120,4 +123,47 @@ func TestTokensInSecrets(t *testing.T) {
 	})
 	w.must(core.ServiceAccounts(w.namespace).Delete(w.ctx(), "a", metav1.DeleteOptions{}))
 	w.soon("a Secret outlives its account", gone("given"))
+}
+
+// TestAnImmutableSecretStaysEmpty: a Secret that can't be given its token is left alone, and goes with its account.
+func TestAnImmutableSecretStaysEmpty(t *testing.T) {
+	w := newWorld(t)
+	core, frozen := w.client.CoreV1(), true
+	_, err := core.ServiceAccounts(w.namespace).Create(w.ctx(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{})
+	w.must(err)
+	_, err = core.Secrets(w.namespace).Create(w.ctx(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "frozen", Annotations: map[string]string{corev1.ServiceAccountNameKey: "a"}},
+		Type:       corev1.SecretTypeServiceAccountToken, Immutable: &frozen,
+	}, metav1.CreateOptions{})
+	w.must(err)
+	var writes atomic.Int32
+	direct := w.config
+	w.config = rest.CopyConfig(direct)
+	w.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return secretWrites{next, &writes} })
+	w.run("serviceaccount-token", func(c *controllers.Config) { c.RootCA = func() []byte { return []byte("ca") } })
+	w.config = direct
+	time.Sleep(2 * time.Second)
+	if n := writes.Load(); n > 0 {
+		t.Errorf("%d attempts to change a Secret that can't be changed, in 2 s", n)
+	}
+	w.must(core.ServiceAccounts(w.namespace).Delete(w.ctx(), "a", metav1.DeleteOptions{}))
+	w.soon("the Secret outlives its account", func() error {
+		if _, err := core.Secrets(w.namespace).Get(w.ctx(), "frozen", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
+}
+
+// secretWrites counts the requests that change Secrets.
+type secretWrites struct {
+	next  http.RoundTripper
+	count *atomic.Int32
+}
+
+func (s secretWrites) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/secrets/") {
+		s.count.Add(1)
+	}
+	return s.next.RoundTrip(r)
 }

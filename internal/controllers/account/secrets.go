@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"portal/internal/controllers/queue"
 )
@@ -137,6 +138,10 @@ func (t *tokenController) fill(ctx context.Context, cached *corev1.Secret, accou
 	again, missing := t.missing(cached)
 	if !missing {
 		return queue.Result{Again: again}, nil
+	}
+	if cached.Immutable != nil && *cached.Immutable {
+		klog.FromContext(ctx).Info("Secret is immutable and gets no token: create it without immutable", "secret", klog.KObj(cached))
+		return queue.Result{}, nil
 	}
 	client := t.Client.CoreV1().Secrets(cached.Namespace)
 	secret, err := client.Get(ctx, cached.Name, metav1.GetOptions{})
