@@ -154,5 +154,19 @@ func (t *observedTxn) Commit() (*clientv3.TxnResponse, error) {
 	return resp, err
 }
 
+// observedWatcher ends watches when etcd turns out to have been restored to an older revision: one from the revision before would
+// hear nothing until the new history has grown that far.
+type observedWatcher struct {
+	clientv3.Watcher
+	revisions *revisions
+}
+
+func (w *observedWatcher) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(w.revisions.history(), cancel)
+	context.AfterFunc(ctx, func() { stop() })
+	return w.Watcher.Watch(ctx, key, opts...)
+}
+
 // IsNoSpace says whether etcd refused a write because it is at its quota.
 func IsNoSpace(err error) bool { return errors.Is(err, rpctypes.ErrNoSpace) }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
@@ -72,6 +73,8 @@ func TestRestoredUnderARunningServer(t *testing.T) {
 		t.Fatalf("before: %v, %v", got, err)
 	}
 	history := s.History()
+	// A watch of what is no object, from before the restore.
+	watching := s.Client().Watch(t.Context(), Prefix+"/portal/", clientv3.WithPrefix())
 
 	etcd.Close()
 	dir := filepath.Join(t.TempDir(), "restored")
@@ -99,5 +102,13 @@ func TestRestoredUnderARunningServer(t *testing.T) {
 	}
 	if history.Err() == nil {
 		t.Error("the old history did not end")
+	}
+	select {
+	case event, open := <-watching:
+		if open {
+			t.Errorf("the watch of the old history brings %+v", event)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a watch of the old history goes on, and waits for revisions that may come in hours")
 	}
 }

@@ -90,6 +90,7 @@ func Attach(ctx context.Context, opts Options) (*Store, error) {
 	}
 	s.space = newSpace(upkeep)
 	client.KV = &observedKV{KV: etcd3.NewETCDLatencyTracker(client.KV), revisions: s.revisions, noSpace: s.space.noSpace}
+	client.Watcher = &observedWatcher{Watcher: client.Watcher, revisions: s.revisions}
 	s.client = &kubernetes.Client{Client: client}
 	s.client.Kubernetes = &claimingKV{Interface: s.client, kv: client.KV, prefix: Prefix, space: s.space}
 	return s, nil
