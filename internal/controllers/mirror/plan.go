@@ -25,7 +25,7 @@ type skips struct{ invalid, tooMany int }
 func copyOf(endpoints *corev1.Endpoints, limit int) ([]*discovery.EndpointSlice, skips) {
 	var skipped skips
 	byKey := map[string]*discovery.EndpointSlice{}
-	for _, subset := range subsets.Pack(endpoints.Subsets) {
+	for _, subset := range withoutTwins(subsets.Pack(endpoints.Subsets)) {
 		ports := portsOf(subset.Ports)
 		room := limit
 		for _, list := range []struct {
@@ -57,6 +57,26 @@ func copyOf(endpoints *corev1.Endpoints, limit int) ([]*discovery.EndpointSlice,
 		out = append(out, byKey[key])
 	}
 	return out, skipped
+}
+
+// withoutTwins divides subsets in which several ports are of one name, as Endpoints may have them at one address: no slice may.
+func withoutTwins(in []corev1.EndpointSubset) []corev1.EndpointSubset {
+	var out []corev1.EndpointSubset
+	for _, subset := range in {
+		ports := subset.Ports
+		subset.Ports = nil
+		parts, seen := []corev1.EndpointSubset{subset}, map[string]int{}
+		for _, port := range ports {
+			n := seen[port.Name]
+			seen[port.Name]++
+			if n == len(parts) {
+				parts = append(parts, subset)
+			}
+			parts[n].Ports = append(parts[n].Ports, port)
+		}
+		out = append(out, parts...)
+	}
+	return out
 }
 
 func endpointOf(address *corev1.EndpointAddress, ready bool) (discovery.Endpoint, discovery.AddressType, bool) {

@@ -55,6 +55,8 @@ func TestCopy(t *testing.T) {
 		{"both families and not ready", endpoints(both), 10, []string{"IPv4 80: 10.0.0.1/true 10.0.0.2/false", "IPv6 80: fd00::1/true"}, skips{}},
 		{"subsets of the same port", endpoints(subset(80, "10.0.0.2"), subset(80, "10.0.0.1")), 10, []string{"IPv4 80: 10.0.0.1/true 10.0.0.2/true"}, skips{}},
 		{"two ports", endpoints(subset(80, "10.0.0.1"), subset(81, "10.0.0.2")), 10, []string{"IPv4 80: 10.0.0.1/true", "IPv4 81: 10.0.0.2/true"}, skips{}},
+		// No slice may have both, since they are of one name.
+		{"two unnamed ports of one address", endpoints(subset(80, "10.0.0.1"), subset(81, "10.0.0.1")), 10, []string{"IPv4 80: 10.0.0.1/true", "IPv4 81: 10.0.0.1/true"}, skips{}},
 		{"too many, over both families", endpoints(both), 2, []string{"IPv4 80: 10.0.0.1/true", "IPv6 80: fd00::1/true"}, skips{tooMany: 1}},
 		{"no address", endpoints(subset(80, "localhost", "10.0.0.1")), 1, []string{"IPv4 80: 10.0.0.1/true"}, skips{invalid: 1}},
 		{"an unusual spelling", endpoints(subset(80, "10.0.0.001")), 1, []string{"IPv4 80: 10.0.0.1/true"}, skips{}},
