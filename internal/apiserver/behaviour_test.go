@@ -88,6 +88,13 @@ func TestMistakesGetClearAnswers(t *testing.T) {
 		}
 	})
 
+	t.Run("a version that is no number", func(t *testing.T) {
+		w := ask(http.MethodPut, servicesPath+"/lb", plain, []byte(`{"metadata":{"name":"lb","resourceVersion":"abc"},"spec":{"ports":[{"port":80}]}}`))
+		if message := status(t, w.Body.Bytes()).Message; w.Code != 400 || !strings.Contains(message, "metadata.resourceVersion must be a number") {
+			t.Errorf("%d %s", w.Code, message)
+		}
+	})
+
 	t.Run("selected by namespace", func(t *testing.T) {
 		for path, want := range map[string]int{
 			"/apis/networking.k8s.io/v1/ipaddresses": 200, "/apis/networking.k8s.io/v1/servicecidrs": 200,

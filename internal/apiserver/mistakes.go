@@ -34,6 +34,9 @@ var strategicMistakes = []string{
 // versionMistakes are in what the library says of a resourceVersion that is no number.
 var versionMistakes = []string{"strconv.ParseUint: parsing"}
 
+// createMistakes are in what the library says of a new object that was copied from one that exists.
+var createMistakes = []string{"resourceVersion should not be set on objects to be created"}
+
 // mistakesOf are the parts of a failure's message by which a patch of a content type turns out to be the user's mistake.
 func mistakesOf(contentType string) []string {
 	kind, _, _ := strings.Cut(contentType, ";")
@@ -55,6 +58,10 @@ func ownMistakes(next http.Handler, codecs serializer.CodecFactory) http.Handler
 			mistakes = mistakesOf(r.Header.Get("Content-Type"))
 		case http.MethodPut:
 			mistakes = versionMistakes
+		case http.MethodPost:
+			if r.Header.Get("Upgrade") == "" { // else it takes over the connection
+				mistakes = createMistakes
+			}
 		case http.MethodGet:
 			if version := r.URL.Query().Get("resourceVersion"); version != "" && !isNumber(version) {
 				refusal := apierrors.NewBadRequest(fmt.Sprintf("resourceVersion %q: must be a number, as the API gave it", version))
@@ -78,8 +85,12 @@ func ownMistakes(next http.Handler, codecs serializer.CodecFactory) http.Handler
 			_, _ = w.Write(held.body.Bytes())
 			return
 		}
+		what := "the request does not fit the object: "
+		if strings.Contains(status.Message, versionMistakes[0]) {
+			what = "metadata.resourceVersion must be a number, as the API gave it: "
+		}
 		w.Header().Del("Content-Length")
-		responsewriters.ErrorNegotiated(apierrors.NewBadRequest("the request does not fit the object: "+status.Message), codecs,
+		responsewriters.ErrorNegotiated(apierrors.NewBadRequest(what+status.Message), codecs,
 			schema.GroupVersion{Version: "v1"}, w, r)
 	})
 }

@@ -141,6 +141,10 @@ func TestMistakesAreTheUsers(t *testing.T) {
 		{"a field that there is not, with a list", http.MethodPatch, servicesPath + "/kubernetes", strategic, `{"spec":{"nope":[{"a":1}]}}`, 200},
 		{"not an object", http.MethodPost, servicesPath, "application/json", `[]`, 400},
 		{"protobuf that is none", http.MethodPost, servicesPath, "application/vnd.kubernetes.protobuf", "k8s\x00garbage", 400},
+		{
+			"an object as it was read", http.MethodPost, servicesPath, "application/json",
+			`{"apiVersion":"v1","kind":"Service","metadata":{"name":"s","resourceVersion":"5"},"spec":{"ports":[{"port":80}]}}`, 400,
+		},
 		{"a JSON patch of nothing", http.MethodPatch, servicesPath + "/kubernetes", "application/json-patch+json", `[{"op":"remove","path":"/spec/nope/0"}]`, 422},
 	} {
 		if w := send(c.method, c.path, c.contentType, []byte(c.body)); w.Code != c.want {
