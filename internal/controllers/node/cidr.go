@@ -85,36 +85,44 @@ func (p *pool) release(prefix netip.Prefix, owner string) {
 
 // allocate finds a free part and notes it as the owner's.
 func (p *pool) allocate(owner string) (netip.Prefix, error) {
-	start := p.next
+	start, rounds := p.next, 0
 	for {
 		part := netip.PrefixFrom(p.next, p.Bits)
-		p.next = p.after(part)
-		if p.free(part) {
+		other, taken := p.taken(part)
+		if !taken {
+			p.next = p.after(part)
 			p.owners[part] = []string{owner}
 			return part, nil
 		}
-		if p.next == start {
+		if p.next = p.after(other); !part.Addr().Less(p.next) {
+			rounds++
+		}
+		if rounds == 2 || rounds == 1 && !p.next.Less(start) {
 			return netip.Prefix{}, fmt.Errorf("no free /%d is left in %s for node %s", p.Bits, p.Prefix, owner)
 		}
 	}
 }
 
-func (p *pool) free(part netip.Prefix) bool {
+// taken says whether a part is in use, and how much of the range around it is by the same prefix: where that is wide, its parts
+// need not be tried one by one.
+func (p *pool) taken(part netip.Prefix) (netip.Prefix, bool) {
 	if _, taken := p.owners[part]; taken {
-		return false
+		return part, true
 	}
 	for other := range p.foreign {
-		if other.Overlaps(part) {
-			return false
+		if !other.Overlaps(part) {
+			continue
 		}
+		bits := min(max(other.Bits(), p.Prefix.Bits()), p.Bits)
+		return netip.PrefixFrom(part.Addr(), bits).Masked(), true
 	}
-	return true
+	return netip.Prefix{}, false
 }
 
-// after is the first address behind a part, or the range's first one behind the last part.
-func (p *pool) after(part netip.Prefix) netip.Addr {
-	raw := part.Addr().AsSlice()
-	bit := p.Bits - 1
+// after is the first address behind a prefix of the range, or the range's first one behind the last.
+func (p *pool) after(prefix netip.Prefix) netip.Addr {
+	raw := prefix.Addr().AsSlice()
+	bit := prefix.Bits() - 1
 	for ; bit >= p.Prefix.Bits(); bit-- {
 		mask := byte(1) << (7 - bit%8)
 		raw[bit/8] ^= mask

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -38,6 +39,33 @@ func TestWhatOverlapsIsNotHandedOut(t *testing.T) {
 	p.occupy(prefix("192.168.0.0/24"), "elsewhere") // no business of this range
 	if got, err := p.allocate("n"); err != nil || got != prefix("10.244.3.0/24") {
 		t.Errorf("got %s, %v", got, err)
+	}
+}
+
+// TestWideOnesArePassedAtOnce: a Node that has much of a wide range, or all of it, does not have its parts tried one by one.
+func TestWideOnesArePassedAtOnce(t *testing.T) {
+	none := netip.Prefix{}.String()
+	for _, c := range []struct{ taken, want string }{ // want is what a new pool gives
+		{"fd00:10::/33", "fd00:10:8000::/64"}, {"fd00:10:8000::/33", "fd00:10::/64"}, {"fd00:10::/32", ""}, {"fd00::/8", ""},
+	} {
+		for _, next := range []string{"fd00:10::", "fd00:10:7fff::", "fd00:10:ffff::"} {
+			p := newPool(Range{prefix("fd00:10::/32"), 64})
+			p.next = netip.MustParseAddr(next)
+			p.occupy(prefix(c.taken), "wide")
+			ended := make(chan string, 1)
+			go func() {
+				got, _ := p.allocate("n")
+				ended <- got.String()
+			}()
+			select {
+			case got := <-ended:
+				if (c.want == "") != (got == none) || got != none && prefix(got).Overlaps(prefix(c.taken)) || next == "fd00:10::" && got != c.want && c.want != "" {
+					t.Errorf("%s is taken, from %s on: got %s, want %s", c.taken, next, got, c.want)
+				}
+			case <-time.After(5 * time.Second):
+				t.Fatalf("%s is taken, from %s on: a free part is still looked for after 5 s", c.taken, next)
+			}
+		}
 	}
 }
 
