@@ -30,6 +30,7 @@ type main interface {
 	rest.Watcher
 	rest.Creater
 	rest.Updater
+	rest.CorruptObjectDeleterProvider
 }
 
 // namespaceREST answers requests to namespaces.
