@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -260,6 +261,7 @@ func (c *Controller) podsNotReady(ctx context.Context, node *corev1.Node) error 
 	if err != nil {
 		return err
 	}
+	var errs []error
 	for _, obj := range pods {
 		pod := obj.(*corev1.Pod)
 		if !membership.Ready(pod) {
@@ -277,12 +279,15 @@ func (c *Controller) podsNotReady(ctx context.Context, node *corev1.Node) error 
 			return err
 		}
 		_, err = c.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-			continue // gone, or another one of the same name
-		} else if err != nil {
+		switch {
+		case err == nil:
+			c.Recorder.Eventf(pod, corev1.EventTypeWarning, "NodeNotReady", "node %s is not ready", node.Name)
+		case apierrors.IsNotFound(err):
+		case apierrors.IsConflict(err): // it was changed at that moment, or another one has its name
+			errs = append(errs, fmt.Errorf("marking Pod %s/%s not ready: %w", pod.Namespace, pod.Name, err))
+		default:
 			return fmt.Errorf("marking Pod %s/%s not ready: %w", pod.Namespace, pod.Name, err)
 		}
-		c.Recorder.Eventf(pod, corev1.EventTypeWarning, "NodeNotReady", "node %s is not ready", node.Name)
 	}
-	return nil
+	return errors.Join(errs...)
 }

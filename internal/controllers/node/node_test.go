@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -198,6 +199,28 @@ func TestANodeThatSaysItIsNotReady(t *testing.T) {
 	r.renew("other")
 	r.refresh()
 	r.expect("n", unreachable)
+}
+
+// TestAConflictLeavesNoPodReady: a Pod that could not be marked since it was changed at that moment is marked in the next round, and
+// holds up no other.
+func TestAConflictLeavesNoPodReady(t *testing.T) {
+	r := newRig(t)
+	r.addNode("n", corev1.ConditionTrue)
+	r.addNode("other", corev1.ConditionTrue)
+	r.renew("n")
+	r.renew("other")
+	r.refresh()
+	conflicts := 1
+	r.client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		conflicts--
+		return conflicts >= 0, nil, apierrors.NewConflict(corev1.Resource("pods"), "pod-of-n", errors.New("it was changed"))
+	})
+	r.report("n", corev1.ConditionFalse)
+	for range 2 {
+		r.renew("n")
+		r.refresh()
+	}
+	r.expect("n", "False node.kubernetes.io/not-ready:NoSchedule node.kubernetes.io/not-ready:NoExecute pod=false")
 }
 
 func TestAWatchThatHangsCondemnsNobody(t *testing.T) {
