@@ -178,6 +178,21 @@ func (e *endpointConn) peek(fd uintptr) {
 	e.pending = err != unix.EAGAIN
 }
 
+// reached says whether the endpoint's machine has acknowledged any of a request, of which n bytes were sent at least. If the connection had been
+// closed before, it would not have.
+func (e *endpointConn) reached(n int) bool {
+	if e.raw == nil {
+		return false
+	}
+	unacknowledged := n
+	_ = e.raw.Control(func(fd uintptr) {
+		if queued, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ); err == nil {
+			unacknowledged = queued
+		}
+	})
+	return unacknowledged < n
+}
+
 // put keeps a connection for the next request.
 func (c *endpointConns) put(e *endpointConn) {
 	giveBuffer(e.src.Buf)

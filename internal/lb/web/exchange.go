@@ -6,8 +6,6 @@ import (
 	"io"
 	"net"
 
-	"golang.org/x/net/http2"
-
 	"portal/internal/lb/balance"
 	"portal/internal/lb/config"
 	"portal/internal/lb/route"
@@ -229,8 +227,8 @@ func (x *exchange) cutOff(err error) (balance.Result, error) {
 	switch {
 	case x.endedByClient():
 		return balance.Abandoned, errClient{err}
-	case x.watch.reason() == reasonStalled:
-		// A watch on which nothing happens is no failure.
+	case x.watch.reason() == reasonStalled, x.deadlineOver(err):
+		// A watch on which nothing happens is no failure, nor is a call that has lasted for as long as its client wanted.
 		return balance.Abandoned, err
 	}
 	return balance.Failed, err
@@ -354,8 +352,8 @@ func (x *exchange) noAnswer(e *endpointConn, err error) (balance.Result, bool, e
 		return balance.Failed, false, err
 	case len(e.src.Buffered()) > 0:
 		return balance.Failed, false, err
-	case e.reused:
-		// It may have been closed while the request was under way; that says nothing about the endpoint.
+	case e.reused && x.watch.reason() != reasonEndpoint && !e.reached(len(x.out)):
+		// It was closed while the request was under way; that says nothing about the endpoint.
 		return balance.Abandoned, x.repeatable && x.pump == nil, err
 	}
 	return balance.Failed, x.repeatable && x.pump == nil, err
@@ -466,7 +464,6 @@ func (x *exchange) failed(err error) {
 		return
 	}
 	var timeout net.Error
-	var reset http2.StreamError
 	switch why := x.watch.reason(); {
 	case why == reasonGone:
 		x.closing, x.broken = true, true
@@ -476,8 +473,7 @@ func (x *exchange) failed(err error) {
 		x.answer(504, "the endpoint took too long to answer")
 	case errors.Is(err, errBusy):
 		x.answer(503, "every endpoint is busy")
-	case x.grpc && errors.As(err, &reset) && reset.Code == http2.ErrCodeCancel:
-		// An endpoint that cancels a call without a status has found that its deadline is over.
+	case x.deadlineOver(err):
 		x.answer(504, "the endpoint cancelled the call")
 	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, context.DeadlineExceeded):
 		x.answer(504, "the endpoint could not be reached in time")

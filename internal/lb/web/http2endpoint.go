@@ -215,6 +215,7 @@ func (x *exchange) attemptHTTP2(conns *endpointConns, cfg *config.Pool) (balance
 func (x *exchange) noAnswerHTTP2(body *bodyReader, reused bool, err error) (balance.Result, bool, error) {
 	fresh := !body.begun
 	var stream http2.StreamError
+	broken := errors.As(err, &stream)
 	switch {
 	case x.endedByClient():
 		return balance.Abandoned, false, errClient{err}
@@ -223,11 +224,14 @@ func (x *exchange) noAnswerHTTP2(body *bodyReader, reused bool, err error) (bala
 		close(p.done)
 		x.pump = p
 		return balance.Abandoned, false, errClient{err}
+	case x.deadlineOver(err):
+		return balance.Abandoned, false, err
 	case notBegun(err) && !reused:
 		return balance.Failed, fresh, err
-	case notBegun(err), errors.As(err, &stream) && stream.Code == http2.ErrCodeRefusedStream:
+	case notBegun(err), broken && stream.Code == http2.ErrCodeRefusedStream:
 		return balance.Abandoned, fresh, err
-	case reused:
+	case reused && !broken && x.watch.reason() != reasonEndpoint:
+		// The connection was lost, with all that it carried: that may have been one request's doing.
 		return balance.Abandoned, fresh && x.repeatable, err
 	}
 	return balance.Failed, fresh && x.repeatable, err
@@ -241,6 +245,12 @@ func notBegun(err error) bool {
 		return true
 	}
 	return false
+}
+
+// deadlineOver says whether the endpoint has cancelled a call without a status: it has found that the deadline is over that the client gave.
+func (x *exchange) deadlineOver(err error) bool {
+	var stream http2.StreamError
+	return x.grpc && errors.As(err, &stream) && stream.Code == http2.ErrCodeCancel
 }
 
 // httpRequest is the request as the library wants it.
