@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/net/http2"
@@ -172,4 +173,38 @@ func TestKeptHTTP2ConnectionWithoutAnswer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An endpoint says how large a header it takes: a larger one is the client's mistake, as with HTTP/1 endpoints, which say so themselves.
+func TestHeaderLargerThanEndpointTakes(t *testing.T) {
+	var asked atomic.Int64
+	at := raw(t, func(_ int, c net.Conn, r *bufio.Reader) {
+		io.CopyN(io.Discard, r, int64(len(http2.ClientPreface)))
+		f := http2.NewFramer(c, r)
+		f.WriteSettings(http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: 1000})
+		for {
+			frame, err := f.ReadFrame()
+			if err != nil {
+				return
+			}
+			if frame.Header().Type == http2.FrameHeaders {
+				asked.Add(1)
+				f.WriteHeaders(http2.HeadersFrameParam{StreamID: frame.Header().StreamID, BlockFragment: []byte{0x88}, EndHeaders: true, EndStream: true}) // :status 200
+			}
+		}
+	})
+	cfg := pool(at)
+	cfg.Protocol = config.H2C
+	s := start(t, cfg)
+	c := s.dial()
+	r := bufio.NewReader(c)
+	for _, tc := range []struct{ size, status int }{{10, 200}, {2000, 431}, {10, 200}} {
+		if res, _ := s.ask(c, r, "GET / HTTP/1.1\r\nHost: a\r\nX-Large: "+strings.Repeat("x", tc.size)+"\r\n\r\n", "GET"); res.StatusCode != tc.status {
+			t.Errorf("%d bytes: %s, want %d", tc.size, res.Status, tc.status)
+		}
+	}
+	if asked.Load() != 2 {
+		t.Errorf("%d requests at the endpoint, want 2", asked.Load())
+	}
+	blameless(t, s)
 }

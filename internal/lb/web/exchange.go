@@ -473,6 +473,8 @@ func (x *exchange) failed(err error) {
 		x.answer(504, "the endpoint took too long to answer")
 	case errors.Is(err, errBusy):
 		x.answer(503, "every endpoint is busy")
+	case errors.Is(err, errHeaderTooLarge):
+		x.answer(431, "the header is larger than the endpoint takes")
 	case x.deadlineOver(err):
 		x.answer(504, "the endpoint cancelled the call")
 	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, context.DeadlineExceeded):

@@ -224,6 +224,8 @@ func (x *exchange) noAnswerHTTP2(body *bodyReader, reused bool, err error) (bala
 		close(p.done)
 		x.pump = p
 		return balance.Abandoned, false, errClient{err}
+	case tooLarge(err):
+		return balance.Abandoned, false, errHeaderTooLarge
 	case x.deadlineOver(err):
 		return balance.Abandoned, false, err
 	case notBegun(err) && !reused:
@@ -245,6 +247,14 @@ func notBegun(err error) bool {
 		return true
 	}
 	return false
+}
+
+// errHeaderTooLarge: the endpoint has said that it takes no header as large as the request's.
+var errHeaderTooLarge = errors.New("the header is larger than the endpoint takes")
+
+// tooLarge says whether a request was not sent for that reason, which the library, too, tells by the text alone.
+func tooLarge(err error) bool {
+	return strings.HasSuffix(err.Error(), "request header list larger than peer's advertised limit")
 }
 
 // deadlineOver says whether the endpoint has cancelled a call without a status: it has found that the deadline is over that the client gave.
