@@ -1,9 +1,11 @@
 package balance
 
 import (
+	"errors"
 	"math"
 	"slices"
 	"sync/atomic"
+	"syscall"
 
 	"portal/internal/lb/config"
 )
@@ -22,6 +24,17 @@ const (
 	// Abandoned says nothing: the client left first, for example.
 	Abandoned
 )
+
+// ConnectResult is the result of a connection that failed to be made. That this process or machine has no descriptors or memory for it says
+// nothing about the endpoint.
+func ConnectResult(err error) Result {
+	for _, ours := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM} {
+		if errors.Is(err, ours) {
+			return Abandoned
+		}
+	}
+	return ConnectFailed
+}
 
 // Use is one connection or request at an endpoint.
 type Use struct {

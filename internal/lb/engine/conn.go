@@ -219,7 +219,7 @@ func (c *conn) connect(p *pool, info *ConnInfo) (*balance.Use, net.Conn, stream,
 			use.Succeeded()
 			return use, endpoint, raw, ""
 		}
-		use.Done(balance.ConnectFailed)
+		use.Done(balance.ConnectResult(err))
 		c.listener.engine.log.Debug("connecting to an endpoint failed", "pool", p.name, "endpoint", use.Endpoint.Address, "err", err)
 		if c.listener.engine.ctx.Err() != nil {
 			return nil, nil, nil, endStopped

@@ -83,7 +83,9 @@ type Engine struct {
 	loops   loops
 
 	copied copyStats
-	pools  atomic.Pointer[map[string]*pool]
+	// acceptWarned is when it was logged last that connections can't be accepted, in ns.
+	acceptWarned atomic.Int64
+	pools        atomic.Pointer[map[string]*pool]
 
 	mu        sync.Mutex // guards what follows; Apply holds it
 	listeners map[netip.AddrPort]*listener

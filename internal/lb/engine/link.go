@@ -161,7 +161,7 @@ func (k *link) watchClient() outcome {
 func (k *link) missed(err error) (outcome, bool) {
 	e := k.conn.listener.engine
 	k.discard(&k.far, false)
-	k.use.Done(balance.ConnectFailed)
+	k.use.Done(balance.ConnectResult(err))
 	e.log.Debug("connecting to an endpoint failed", "pool", k.pool.name, "endpoint", k.use.Endpoint.Address, "err", err)
 	k.tried = append(k.tried, k.use.Endpoint)
 	k.use = nil

@@ -131,27 +131,44 @@ func transparent(network, _ string, raw syscall.RawConn) error {
 	return errors.Join(control, os.NewSyscallError("setsockopt", err))
 }
 
-// acceptPause is how long to wait if the process has no descriptors left.
-const acceptPause = 50 * time.Millisecond
+// If accepting fails, which it does if the process has no descriptors left, it is tried again after acceptPause, and after twice as long each time up to
+// mostAcceptPause. Of all listeners' failures one is logged in acceptWarning.
+const (
+	acceptPause     = 50 * time.Millisecond
+	mostAcceptPause = time.Second
+	acceptWarning   = time.Minute
+)
 
 // accept runs until the socket is closed.
 func (l *listener) accept() {
-	for {
+	for pause := acceptPause; ; {
 		err := l.acceptOne()
 		switch {
+		case err == nil:
+			pause = acceptPause
 		case errors.Is(err, net.ErrClosed):
 			return
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
-		case err != nil:
+		default:
 			l.counters.refused.Add(1)
-			l.engine.log.Warn("accepting a connection failed, retrying", "listener", l.state.Load().cfg.Name, "err", err, "in", acceptPause)
+			if l.engine.warnsOfAccept() {
+				l.engine.log.Warn("accepting a connection failed, retrying", "listener", l.state.Load().cfg.Name, "err", err, "in", pause)
+			}
 			select {
 			case <-l.engine.ctx.Done():
 				return
-			case <-time.After(acceptPause):
+			case <-time.After(pause):
 			}
+			pause = min(2*pause, mostAcceptPause)
 		}
 	}
+}
+
+// warnsOfAccept says whether a listener that can't accept is to say so, and not another one has lately.
+func (e *Engine) warnsOfAccept() bool {
+	now := time.Now().UnixNano()
+	last := e.acceptWarned.Load()
+	return (last == 0 || now-last >= int64(acceptWarning)) && e.acceptWarned.CompareAndSwap(last, now)
 }
 
 // acceptOne takes one connection in the way that its listener needs.

@@ -204,6 +204,9 @@ func (c *check) note(err error) {
 		c.row = 0
 		return
 	}
+	if err != nil && balance.ConnectResult(err) == balance.Abandoned {
+		return // the check could not be made
+	}
 	c.row++
 	threshold := c.target.check.Unhealthy
 	if !c.healthy {

@@ -7,11 +7,13 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/sys/unix"
 
 	"portal/internal/lb/config"
 )
@@ -207,4 +209,22 @@ func TestHeaderLargerThanEndpointTakes(t *testing.T) {
 		t.Errorf("%d requests at the endpoint, want 2", asked.Load())
 	}
 	blameless(t, s)
+}
+
+// That the balancer can open no connection is not the endpoint's fault.
+func TestNoDescriptorsForEndpoint(t *testing.T) {
+	for _, protocol := range []config.Protocol{config.HTTP, config.H2C} {
+		cfg := pool(netip.MustParseAddrPort("192.0.2.1:80"))
+		cfg.Protocol = protocol
+		s := start(t, cfg, func(s *site, _ *config.Listener) {
+			s.toEndpoint = func(context.Context, netip.AddrPort) (net.Conn, error) {
+				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", unix.EMFILE)}
+			}
+		})
+		c := s.dial()
+		s.ask(c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: a\r\n\r\n", "GET")
+		if n := s.pool("a").Endpoints()[0].Counters.ConnectFailures.Load(); n != 0 {
+			t.Errorf("%s: %d failures of the endpoint", protocol, n)
+		}
+	}
 }

@@ -210,7 +210,7 @@ func (x *exchange) noConnection(err error) (result balance.Result, again bool, _
 	case x.endedByClient():
 		return balance.Abandoned, false, errClient{err}
 	}
-	return balance.ConnectFailed, true, err
+	return balance.ConnectResult(err), true, err
 }
 
 // endedByClient says whether an attempt failed because the client left or did not send what it began: that says nothing about the endpoint.
