@@ -68,8 +68,8 @@ type Controller struct {
 
 	// claims are what the API is known to have, as of revision; nil: not read yet.
 	claims *pool.Table
-	// recorded is what each Service, by its UID, last got in Events.
-	recorded map[string]map[string]string
+	// recorded is what was said in Events about each Service, by its UID, and still holds.
+	recorded map[string]map[string]bool
 
 	mu       sync.Mutex
 	revision string  // only the running controller changes it; empty: there are no claims
@@ -161,7 +161,7 @@ const (
 
 // Run gives addresses until the context ends. It must only run while this process leads.
 func (c *Controller) Run(ctx context.Context) {
-	c.claims, c.recorded = nil, map[string]map[string]string{}
+	c.claims, c.recorded = nil, map[string]map[string]bool{}
 	defer c.update(func(s *Stats) { s.Leading = false })
 	c.update(func(s *Stats) { s.Leading = true })
 	c.Changed()

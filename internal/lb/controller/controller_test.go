@@ -69,7 +69,7 @@ func (c *cluster) controller(class string, unclassed bool) *Controller {
 		Pools:      func() (pool.Set, error) { return c.pools, c.poolsErr },
 		Events:     &record.FakeRecorder{}, Log: slog.New(slog.NewTextHandler(&c.log, nil)),
 	})
-	out.recorded = map[string]map[string]string{}
+	out.recorded = map[string]map[string]bool{}
 	return out
 }
 

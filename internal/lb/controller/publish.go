@@ -30,36 +30,39 @@ const (
 // publish brings a Service's status to what it is to have, and says so.
 func (c *Controller) publish(ctx context.Context, d *desired) error {
 	svc := d.svc
+	now := map[string]bool{}
+	event := func(kind, reason, message string) {
+		c.event(svc, kind, reason, message)
+		now[reason+message] = true
+	}
 	finalizer := slices.Contains(svc.Finalizers, Finalizer)
 	if !finalizer {
-		c.event(svc, corev1.EventTypeNormal, Ensuring, "choosing an address")
+		event(corev1.EventTypeNormal, Ensuring, "choosing an address")
 	}
 	// Who has no address leaves nothing to clean up, and nobody would know whose finalizer it is.
 	wanted := len(d.addresses) > 0
 	for _, p := range d.problems {
-		c.event(svc, corev1.EventTypeWarning, p.Reason, p.Message)
+		event(corev1.EventTypeWarning, p.Reason, p.Message)
 	}
 	if why := d.balancer.Proxying(); len(why) > 0 && !c.Proxying {
-		c.event(svc, corev1.EventTypeWarning, Unsupported, "packets are passed on unchanged: portal lb runs with --balancing off, without "+strings.Join(why, ", "))
+		event(corev1.EventTypeWarning, Unsupported, "packets are passed on unchanged: portal lb runs with --balancing off, without "+strings.Join(why, ", "))
 	}
 	if d.refusal == nil && len(d.notes) > 0 {
-		c.event(svc, corev1.EventTypeWarning, AddressIgnored, strings.Join(d.notes, "; "))
+		event(corev1.EventTypeWarning, AddressIgnored, strings.Join(d.notes, "; "))
 	}
 	if finalizer != wanted || !slices.Equal(published(svc), d.addresses) || !vip(svc) {
 		if err := c.patch(ctx, svc, d.addresses, wanted); err != nil {
 			return err
 		}
 		if d.refusal == nil {
-			delete(c.recorded[string(svc.UID)], Ensured)
-			c.event(svc, corev1.EventTypeNormal, Ensured, "the Service's address is "+addressText(d.addresses))
+			c.Events.Event(svc, corev1.EventTypeNormal, Ensured, "the Service's address is "+addressText(d.addresses))
 			c.Log.Info("address assigned", "service", svc.Namespace+"/"+svc.Name, "addresses", addressText(d.addresses))
 		}
 	}
 	if d.refusal != nil {
-		c.event(svc, corev1.EventTypeWarning, Failed, d.refusal.Message)
-	} else {
-		delete(c.recorded[string(svc.UID)], Failed)
+		event(corev1.EventTypeWarning, Failed, d.refusal.Message)
 	}
+	c.recorded[string(svc.UID)] = now
 	return nil
 }
 
@@ -78,6 +81,7 @@ func vip(svc *corev1.Service) bool {
 func (c *Controller) withdraw(ctx context.Context, svc *corev1.Service) error {
 	own := c.claims.Of(string(svc.UID))
 	if len(own) == 0 && !c.Ours(svc) || !c.leftover(svc, own) {
+		delete(c.recorded, string(svc.UID))
 		return nil
 	}
 	c.event(svc, corev1.EventTypeNormal, Deleting, "releasing "+addressText(own))
@@ -117,20 +121,15 @@ func (c *Controller) patch(ctx context.Context, svc *corev1.Service, addrs []net
 	return nil
 }
 
-// event records an Event, unless it was the last of its reason and subject for this Service.
+// event records an Event, unless the same was said about the Service and has held since.
 func (c *Controller) event(svc *corev1.Service, kind, reason, message string) {
-	uid := string(svc.UID)
-	if c.recorded[uid] == nil {
-		c.recorded[uid] = map[string]string{}
+	said := c.recorded[string(svc.UID)]
+	if said == nil {
+		said = map[string]bool{}
+		c.recorded[string(svc.UID)] = said
 	}
-	// Several problems of a Service may have one reason.
-	key := reason
-	if kind == corev1.EventTypeWarning && reason != Failed {
-		key += message
+	if !said[reason+message] {
+		said[reason+message] = true
+		c.Events.Event(svc, kind, reason, message)
 	}
-	if c.recorded[uid][key] == message {
-		return
-	}
-	c.recorded[uid][key] = message
-	c.Events.Event(svc, kind, reason, message)
 }
