@@ -148,22 +148,20 @@ func (t *site) add(in *networkingv1.Ingress) {
 	owner := config.Owner{Kind: "Ingress", Namespace: in.Namespace, Name: in.Name}
 	secure := t.secure(in)
 	add := func(host, path string, match config.PathMatch, backend *networkingv1.IngressBackend) {
-		if _, err := route.Compile([]config.Route{{Host: strings.ToLower(host), Path: path, Match: match}}); err != nil {
+		r := config.Route{Host: strings.ToLower(host), Path: path, Match: match, Owner: owner}
+		if _, err := route.Compile([]config.Route{r}); err != nil {
 			t.ingressProblem(in, spec.InvalidSpec, "host %q, path %q is not served: %v", host, path, err)
 			return
 		}
-		if host := strings.ToLower(host); t.hosts[host] == nil {
-			t.hosts[host] = in
+		if t.hosts[r.Host] == nil {
+			t.hosts[r.Host] = in
 		}
-		key := strings.ToLower(host) + " " + string(match) + " " + path
-		if older := t.taken[key]; older != nil {
-			if older != in {
-				t.ingressProblem(in, IngressConflict, "host %q, path %q (%s) is served by the older Ingress %s/%s", host, path, match, older.Namespace, older.Name)
-			}
+		key := route.Key(&r)
+		if older := t.taken[key]; older != nil && older != in {
+			t.ingressProblem(in, IngressConflict, "host %q, path %q (%s) is served by the older Ingress %s/%s", host, path, match, older.Namespace, older.Name)
 			return
 		}
 		t.taken[key] = in
-		r := config.Route{Host: strings.ToLower(host), Path: path, Match: match, Owner: owner}
 		t.backend(in, backend, &r)
 		t.routes = append(t.routes, r)
 		if secure(host) {

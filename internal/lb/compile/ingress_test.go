@@ -149,6 +149,42 @@ func TestIngressConflicts(t *testing.T) {
 	}
 }
 
+// TestIngressSamePath: paths that no request can tell apart are one, in whatever way they are spelt. The newer Ingress hears that it is not served.
+func TestIngressSamePath(t *testing.T) {
+	for _, tc := range []struct{ old, new string }{
+		{"shop.example /cart Prefix", "shop.example /cart/ Prefix"},
+		{"shop.example /cart Prefix", "shop.example /c%61rt Prefix"},
+		{"shop.example /cart Exact", "shop.example /c%61rt Exact"},
+		{"- / Prefix", ""},
+	} {
+		w := newWorld()
+		w.service("web", nil)
+		w.withEntry()
+		w.ingress("old", tc.old+" web:80")
+		if tc.new != "" {
+			w.ingress("new", tc.new+" web:443")
+		} else {
+			w.ingress("new").Spec.DefaultBackend = &networkingv1.IngressBackend{Service: &networkingv1.IngressServiceBackend{Name: "web", Port: networkingv1.ServiceBackendPort{Number: 443}}}
+		}
+		out := w.compile(t)
+		if routes := routesOf(out, 80); len(routes) != 1 {
+			t.Errorf("%s and %s: routes %q", tc.old, tc.new, routes)
+		}
+		if len(out.Problems) != 1 || out.Problems[0].Reason != IngressConflict || out.Problems[0].Ingress.Name != "new" || !strings.Contains(out.Problems[0].Message, "ns/old") {
+			t.Errorf("%s and %s: problems %+v", tc.old, tc.new, out.Problems)
+		}
+	}
+	// Exact paths with and without a slash at their end are two.
+	w := newWorld()
+	w.service("web", nil)
+	w.withEntry()
+	w.ingress("old", "shop.example /cart Exact web:80")
+	w.ingress("new", "shop.example /cart/ Exact web:443")
+	if out := w.compile(t); len(out.Problems) != 0 || len(routesOf(out, 80)) != 2 {
+		t.Errorf("problems %+v, routes %q", out.Problems, routesOf(out, 80))
+	}
+}
+
 // TestIngressExternalName: names are resolved and followed; an address is refused, and so is a name that leads inside.
 func TestIngressExternalName(t *testing.T) {
 	w := newWorld()

@@ -73,6 +73,24 @@ func (t *Table) host(host string) (*paths, error) {
 	return p, nil
 }
 
+// Key is the same for routes of which a Table takes only the first: those that the same requests match.
+func Key(r *config.Route) string {
+	match := config.Prefix
+	if r.Match == config.Exact {
+		match = config.Exact
+	}
+	return strings.ToLower(r.Host) + " " + string(match) + " " + pathOf(r)
+}
+
+// pathOf is a route's path as it is compared: that of a prefix is without the slash at its end.
+func pathOf(r *config.Route) string {
+	path := canonical(r.Path)
+	if r.Match == config.Exact {
+		return path
+	}
+	return strings.TrimSuffix(path, "/")
+}
+
 func (p *paths) add(r *config.Route) error {
 	if r.Path != "" {
 		if r.Path[0] != '/' {
@@ -82,7 +100,7 @@ func (p *paths) add(r *config.Route) error {
 			return fmt.Errorf("path: %q: %w", r.Path, err)
 		}
 	}
-	path := canonical(r.Path)
+	path := pathOf(r)
 	switch r.Match {
 	case config.Exact:
 		if path == "" {
@@ -92,7 +110,6 @@ func (p *paths) add(r *config.Route) error {
 			p.exact[path] = r
 		}
 	case config.Prefix, "":
-		path = strings.TrimSuffix(path, "/")
 		if p.prefixes[path] == nil {
 			p.prefixes[path] = r
 		}
