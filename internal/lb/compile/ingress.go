@@ -213,11 +213,14 @@ func (t *site) secure(in *networkingv1.Ingress) func(host string) bool {
 	}
 }
 
+// noBackend is what clients are told where a backend can't be used.
+const noBackend = "This site has no usable backend."
+
 // backend sets where a route leads.
 func (t *site) backend(in *networkingv1.Ingress, b *networkingv1.IngressBackend, r *config.Route) {
 	refuse := func(reason, format string, args ...any) {
 		t.ingressProblem(in, reason, "host %q, path %q: %s; it is answered with 503", r.Host, r.Path, fmt.Sprintf(format, args...))
-		r.Status, r.Message = 503, "This site has no usable backend."
+		r.Status, r.Message = 503, noBackend
 	}
 	if b.Service == nil {
 		kind := "nothing"
@@ -250,7 +253,14 @@ func (t *site) backend(in *networkingv1.Ingress, b *networkingv1.IngressBackend,
 	}
 	balancer, _ := spec.Read(svc)
 	pool := t.poolOf(svc, balancer, port.Name, uint16(port.Port), t.six, everywhere) // traffic policies are about the Service's own addresses
-	pool.Protocol = httpProtocol(port.AppProtocol)
+	if pool.Protocol = httpProtocol(port.AppProtocol); pool.Protocol.Encrypted() {
+		var blind bool
+		if pool.TLS, blind = (&served{compiler: t.compiler, svc: svc, b: balancer}).endpointCA(); blind {
+			// What is wrong is said of the Service.
+			r.Pool, r.Status, r.Message = "", 503, noBackend
+			return
+		}
+	}
 	t.out.Config.Pools[r.Pool] = pool
 }
 

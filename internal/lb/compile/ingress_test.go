@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"portal/internal/lb/capture"
+	"portal/internal/lb/spec"
 )
 
 type capturePort = capture.Port
@@ -182,6 +184,36 @@ func TestIngressSamePath(t *testing.T) {
 	w.ingress("new", "shop.example /cart/ Exact web:443")
 	if out := w.compile(t); len(out.Problems) != 0 || len(routesOf(out, 80)) != 2 {
 		t.Errorf("problems %+v, routes %q", out.Problems, routesOf(out, 80))
+	}
+}
+
+// TestIngressEndpointCA: certificates of an Ingress' endpoints are verified with the CA that their Service names. If it can't be had, they get nothing.
+func TestIngressEndpointCA(t *testing.T) {
+	for _, tc := range []struct{ secret, route, reasons string }{
+		{"", "shop.example/ Prefix → ingress/ns/web/443", EndpointNotVerified},
+		{"ca", "shop.example/ Prefix → ingress/ns/web/443", ""},
+		{"none", "shop.example/ Prefix → 503", CertificateUnavailable},
+		{"later", "shop.example/ Prefix → 503", ""},
+	} {
+		w := newWorld()
+		svc := w.service("web", map[string]string{})
+		svc.Spec.Type, svc.Status = corev1.ServiceTypeClusterIP, corev1.ServiceStatus{}
+		svc.Spec.Ports[1].AppProtocol = ptr.To("https")
+		if tc.secret != "" {
+			svc.Annotations[spec.EndpointCAAnnotation] = tc.secret
+		}
+		ca := keyPair(t, "ca")[corev1.TLSCertKey]
+		w.secrets["ns/ca"], w.secrets["ns/none"] = Secret{Known: true, Data: map[string][]byte{"ca.crt": ca}}, Secret{Known: true}
+		w.withEntry()
+		w.ingress("one", "shop.example / Prefix web:443")
+		out := w.compile(t)
+		expectRoutes(t, tc.secret, routesOf(out, 80), tc.route)
+		if got := reasons(out); got != tc.reasons {
+			t.Errorf("%q: problems: %+v", tc.secret, out.Problems)
+		}
+		if pool := out.Config.Pools["ingress/ns/web/443"]; tc.secret == "ca" && (pool.TLS == nil || !bytes.Equal(pool.TLS.CA, ca) || pool.TLS.ServerName != "web.ns.svc") {
+			t.Errorf("pool %+v", pool)
+		}
 	}
 }
 
