@@ -203,6 +203,10 @@ func TestEndpoints(t *testing.T) {
 			w.slices["ns/web"][0].Endpoints[0].Conditions = ending
 			w.slices["ns/web"][1].Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: no, Serving: no, Terminating: yes}
 		}, "10.244.1.2:8080"},
+		{"a new one has the address of one that ends", func(w *world, _ *corev1.Service) {
+			w.slices["ns/web"][0].Endpoints[0].Conditions = ending
+			w.endpoint("web", discoveryv1.Endpoint{Addresses: []string{"10.244.1.2"}})
+		}, "10.244.1.2:8080 10.244.2.2:8080"},
 		{"local", func(_ *world, svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy = "Local" }, "10.244.1.2:8080"},
 		{"local, and none is here", func(w *world, svc *corev1.Service) { svc.Spec.ExternalTrafficPolicy, w.Node = "Local", "node3" }, "10.244.1.2:8080 10.244.2.2:8080"},
 		{"the other family", func(w *world, _ *corev1.Service) {
@@ -320,6 +324,13 @@ func TestInternalPolicy(t *testing.T) {
 	if inside, outside := endpoints("10.96.0.7:80"), endpoints("192.0.2.1:80"); inside != 1 || outside != 2 {
 		t.Errorf("internal Local: %d, %d", inside, outside)
 	}
+	// Elsewhere one is ready, but nobody is to go there while one here still serves.
+	here := &w.slices["ns/web"][0].Endpoints[0].Conditions
+	*here = discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)}
+	if inside, outside := endpoints("10.96.0.7:80"), endpoints("192.0.2.1:80"); inside != 1 || outside != 1 {
+		t.Errorf("internal Local, and the one that is here ends: %d, %d", inside, outside)
+	}
+	*here = discoveryv1.EndpointConditions{}
 	w.Node = "node3"
 	if inside := endpoints("10.96.0.7:80"); inside != 0 {
 		t.Errorf("internal Local, and none is here: %d", inside)

@@ -29,7 +29,8 @@ func (c *compiler) endpoints(svc *corev1.Service, b *spec.Balancer, port string,
 
 func (c *compiler) endpointsOf(list []*discoveryv1.EndpointSlice, family discoveryv1.AddressType, port string, b *spec.Balancer, near locality) []config.Endpoint {
 	var ready, ending []config.Endpoint
-	seen := map[netip.AddrPort]bool{}
+	// A new Pod may have the address of one that is terminating, so an address can be in both.
+	seenReady, seenEnding := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
 	for _, slice := range list {
 		number := portOf(slice, port)
 		if slice.AddressType != family || number == 0 {
@@ -38,24 +39,33 @@ func (c *compiler) endpointsOf(list []*discoveryv1.EndpointSlice, family discove
 		for i := range slice.Endpoints {
 			e := &slice.Endpoints[i]
 			one, ok := endpoint(e, number, b.Policy.Weights)
-			if !ok || seen[one.Address] {
+			if !ok {
 				continue
 			}
-			switch {
-			case e.Conditions.Ready == nil || *e.Conditions.Ready:
-				ready = append(ready, one)
-			case e.Conditions.Serving != nil && *e.Conditions.Serving && e.Conditions.Terminating != nil && *e.Conditions.Terminating:
-				ending = append(ending, one)
-			default:
-				continue
+			to, seen := &ready, seenReady
+			if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+				if e.Conditions.Serving == nil || !*e.Conditions.Serving || e.Conditions.Terminating == nil || !*e.Conditions.Terminating {
+					continue
+				}
+				to, seen = &ending, seenEnding
 			}
-			seen[one.Address] = true
+			if !seen[one.Address] {
+				seen[one.Address] = true
+				*to = append(*to, one)
+			}
 		}
+	}
+	if near == onlyHere {
+		ready, ending = c.here(ready), c.here(ending)
 	}
 	if len(ready) == 0 {
 		ready = ending
 	}
-	ready = c.nearest(ready, near)
+	if near == hereFirst {
+		if here := c.here(ready); len(here) > 0 {
+			ready = here
+		}
+	}
 	slices.SortFunc(ready, func(a, b config.Endpoint) int { return a.Address.Compare(b.Address) })
 	return ready
 }
@@ -72,16 +82,9 @@ const (
 	onlyHere
 )
 
-// nearest are the endpoints of this node if the traffic policy wants them.
-func (c *compiler) nearest(list []config.Endpoint, near locality) []config.Endpoint {
-	if near == everywhere {
-		return list
-	}
-	here := slices.DeleteFunc(slices.Clone(list), func(e config.Endpoint) bool { return e.Node != c.Node })
-	if len(here) == 0 && near == hereFirst {
-		return list
-	}
-	return here
+// here are those of this node.
+func (c *compiler) here(list []config.Endpoint) []config.Endpoint {
+	return slices.DeleteFunc(slices.Clone(list), func(e config.Endpoint) bool { return e.Node != c.Node })
 }
 
 // portOf is the number of a slice's TCP port of that name, or 0.
