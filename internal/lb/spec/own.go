@@ -161,7 +161,7 @@ func (r *reader) targetGroup() {
 			r.problem(IgnoredAnnotation, "%s: %s has no effect on machines of your own", key, name)
 		}
 	}
-	if sticky {
-		b.Sticky = true
+	if sticky && !b.Sticky {
+		b.Sticky, b.StickySet = true, true
 	}
 }

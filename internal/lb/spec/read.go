@@ -151,6 +151,7 @@ func (r *reader) combine() {
 	r.policy()
 	r.listeners()
 	r.needHTTP()
+	r.needTCP()
 }
 
 // policy settles what policy, hash and weights mean together.
@@ -185,6 +186,21 @@ func (r *reader) needHTTP() {
 	}
 	r.problem(IgnoredAnnotation, "%s: %s:%s has no effect, because no port of the Service is read as HTTP (see %sbackend-protocol and appProtocol); the client's address is used instead", HashAnnotation, p.Hash, p.Name, aws)
 	p.Hash, p.Name = "client", ""
+}
+
+// needTCP: other ports are passed on as packets, so what takes a balancer that ends connections has no effect on a Service that has nothing else.
+// Of TLS, HTTP and the PROXY protocol each port says so itself.
+func (r *reader) needTCP() {
+	for _, l := range r.out.Listeners {
+		if l.Client != UDP && l.Client != SCTP {
+			return
+		}
+	}
+	b := *r.out
+	b.ProxyProtocol, b.SecurityGroups, b.ExtraSecurityGroups = 0, nil, nil // groups hold for packets, too
+	if why := b.Proxying(); len(why) > 0 && len(r.out.Listeners) > 0 {
+		r.problem(IgnoredAnnotation, "the Service has no TCP port, and others are passed on as packets: annotations that ask for %s have no effect", strings.Join(why, ", "))
+	}
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -143,8 +143,9 @@ type Balancer struct {
 	// EndpointCA is a Secret with the CA of endpoints' certificates, EndpointName the name that these are for.
 	EndpointCA, EndpointName string
 	TrustedProxies           []netip.Prefix
-	// Sticky: clients stay at their endpoint, by sessionAffinity or by an attribute; AffinityTimeout is for how long.
+	// Sticky: clients stay at their endpoint, by sessionAffinity or, StickySet, by an attribute alone; AffinityTimeout is for how long.
 	Sticky          bool
+	StickySet       bool
 	AffinityTimeout time.Duration
 	// RangesFrom is the annotation that SourceRanges are from, empty if they are the field's, which the proxy enforces.
 	RangesFrom string
@@ -174,6 +175,7 @@ func (b *Balancer) Proxying() (why []string) {
 	add(b.IdleTimeout > 0, "an idle timeout")
 	add(b.CrossZone != nil && !*b.CrossZone, "balancing within zones")
 	add(b.HealthCheckSet, "health checks")
+	add(b.StickySet, "stickiness")
 	// The proxy enforces the field alone, and knows nothing of groups that are allowed beside it. A network load balancer has no groups of its own.
 	add(len(b.SourceRanges) > 0 && b.RangesFrom == "" && len(b.SecurityGroups)+len(b.ExtraSecurityGroups) > 0 && !b.NLB, "security groups beside source ranges")
 	add(b.Policy.Kind != "" || b.Policy.Hash != "" || len(b.Policy.Weights) > 0, "a policy of balancing")

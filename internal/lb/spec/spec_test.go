@@ -83,7 +83,7 @@ func TestAnnotations(t *testing.T) {
 		{"PROXY protocol, version 2", map[string]string{aws + "proxy-protocol": "*", ProxyProtocolVersionAnnotation: "2"}, func(b *Balancer) { b.ProxyProtocol = 2 }},
 		{"target group", map[string]string{aws + "target-group-attributes": "proxy_protocol_v2.enabled=true,deregistration_delay.timeout_seconds=0,stickiness.enabled=true"}, func(b *Balancer) {
 			b.TargetGroupAttributes = map[string]string{"proxy_protocol_v2.enabled": "true", "deregistration_delay.timeout_seconds": "0", "stickiness.enabled": "true"}
-			b.ProxyProtocol, b.DrainingSet, b.Sticky = 2, true, true
+			b.ProxyProtocol, b.DrainingSet, b.Sticky, b.StickySet = 2, true, true, true
 		}},
 		{"source ranges", map[string]string{corev1.AnnotationLoadBalancerSourceRangesKey: "10.0.0.0/8, 192.0.2.7/24"}, func(b *Balancer) {
 			b.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("192.0.2.0/24")}
@@ -215,6 +215,18 @@ func TestProblems(t *testing.T) {
 			}
 		})
 	}
+	t.Run("no TCP port", func(t *testing.T) {
+		for _, key := range []string{aws + "healthcheck-interval", aws + "connection-idle-timeout", EndpointConnectionsAnnotation} {
+			svc := service(map[string]string{key: "20"})
+			for i := range svc.Spec.Ports {
+				svc.Spec.Ports[i].Protocol = corev1.ProtocolUDP
+			}
+			b, problems := Read(svc)
+			if len(problems) != 1 || problems[0].Reason != IgnoredAnnotation || !strings.Contains(problems[0].Message, "no TCP port") || !strings.Contains(problems[0].Message, b.Proxying()[0]) {
+				t.Errorf("%s: problems %+v", key, problems)
+			}
+		}
+	})
 	t.Run("spec", func(t *testing.T) {
 		svc := service(map[string]string{AddressesAnnotation: "192.0.2.9", aws + "type": "nlb", aws + "backend-protocol": "http"})
 		svc.Spec.LoadBalancerIP, svc.Spec.LoadBalancerSourceRanges = "78.11.24.19", []string{"143.231.0.0/16", "all"}
@@ -234,6 +246,18 @@ func TestProblems(t *testing.T) {
 			t.Errorf("SCTP: %+v", l)
 		}
 	})
+}
+
+// TestStickiness: an attribute asks for what the proxy does by spec.sessionAffinity alone.
+func TestStickiness(t *testing.T) {
+	svc := service(map[string]string{aws + "type": "nlb", aws + "target-group-attributes": "stickiness.enabled=true"})
+	if b, problems := Read(svc); len(problems) > 0 || !b.Sticky || len(b.Proxying()) != 1 {
+		t.Errorf("%v, sticky %v, proxying %q", problems, b.Sticky, b.Proxying())
+	}
+	svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	if b, _ := Read(svc); !b.Sticky || len(b.Proxying()) != 0 {
+		t.Errorf("with session affinity: sticky %v, proxying %q", b.Sticky, b.Proxying())
+	}
 }
 
 // FuzzRead: no annotation makes it panic, and what it says is bounded by what it got.
