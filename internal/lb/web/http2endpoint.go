@@ -29,6 +29,8 @@ type http2Conn struct {
 	owner *endpointConns
 	once  sync.Once
 	used  atomic.Int64 // when a request ended last
+	// alone: it is for the request that it was made for, since it began with a PROXY header or was made in a way that has changed since.
+	alone bool
 }
 
 // transport makes client connections; it keeps none. It sends no pings: a gRPC server ends connections with more than a few in five minutes in which
@@ -97,6 +99,9 @@ type dialing struct {
 func (c *endpointConns) takeHTTP2(ctx context.Context, cfg *config.Pool, info *Info) (_ *http2Conn, reused bool, _ error) {
 	if cfg.ProxyProtocol != 0 {
 		one, err := c.dialHTTP2(ctx, cfg, info)
+		if one != nil {
+			one.alone = true
+		}
 		return one, false, err
 	}
 	for {
@@ -112,8 +117,13 @@ func (c *endpointConns) takeHTTP2(ctx context.Context, cfg *config.Pool, info *I
 			c.mu.Unlock()
 			one, d.err = c.dialHTTP2(ctx, cfg, info)
 			c.mu.Lock()
-			if c.dialing = nil; one != nil {
+			c.dialing = nil
+			switch {
+			case one == nil:
+			case sameDialing(c.cfg, cfg):
 				c.http2 = append(c.http2, one)
+			default:
+				one.alone = true
 			}
 			c.mu.Unlock()
 			close(d.done)
@@ -193,7 +203,7 @@ func (x *exchange) attemptHTTP2(conns *endpointConns, cfg *config.Pool) (balance
 	if err != nil {
 		return x.noConnection(err)
 	}
-	if cfg.ProxyProtocol != 0 {
+	if one.alone {
 		defer one.retire()
 	}
 	defer func() { one.used.Store(x.server.now()) }()

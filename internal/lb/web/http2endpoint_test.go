@@ -3,6 +3,7 @@ package web
 import (
 	"bufio"
 	"context"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
@@ -250,4 +251,57 @@ func TestEndpointsAreNotPinged(t *testing.T) {
 			}
 		})
 	}
+}
+
+// heldBack is a connection that sends nothing before it may.
+type heldBack struct {
+	net.Conn
+	begun, may chan struct{}
+	once       *sync.Once
+}
+
+func (h heldBack) Write(b []byte) (int, error) {
+	h.once.Do(func() { close(h.begun) })
+	<-h.may
+	return h.Conn.Write(b)
+}
+
+func (h heldBack) NetConn() net.Conn { return h.Conn }
+
+// A connection that is being made while its endpoints' certificates come to be verified is not used for requests that come after that.
+func TestVerificationBeginsWhileConnecting(t *testing.T) {
+	cfg := endpoint(t, config.H2, func(http.ResponseWriter, *http.Request) {})
+	cfg.Retries = -1
+	held := heldBack{begun: make(chan struct{}), may: make(chan struct{}), once: new(sync.Once)}
+	s := start(t, cfg, func(s *site, _ *config.Listener) {
+		s.toEndpoint = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+			c, err := dial(ctx, to)
+			return heldBack{c, held.begun, held.may, held.once}, err
+		}
+	})
+	const request = "GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+	before := s.dial()
+	io.WriteString(before, request)
+	<-held.begun
+	changed := *cfg
+	changed.TLS = &config.EndpointTLS{CA: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate(t).Certificate[0]}), ServerName: "other.example"}
+	s.pool("a").Update(&changed, "")
+	after := s.dial()
+	io.WriteString(after, request)
+	eventually(t, "the second request is under way", func() bool {
+		found, _ := s.server.conns.Load(s.pool("a").Endpoints()[0])
+		return found.(*endpointConns).config() == &changed
+	})
+	close(held.may)
+	if res, _ := s.response(bufio.NewReader(before), "GET"); res.StatusCode != 200 {
+		t.Error("the request from before: ", res.Status)
+	}
+	r := bufio.NewReader(after)
+	if res, _ := s.response(r, "GET"); res.StatusCode != 502 {
+		t.Error("the request that came meanwhile: ", res.Status)
+	}
+	if res, _ := s.ask(after, r, request, "GET"); res.StatusCode != 502 {
+		t.Error("one that came later: ", res.Status)
+	}
+	eventually(t, "no connection is left", func() bool { return s.pool("a").Endpoints()[0].OpenConnections() == 0 })
 }
