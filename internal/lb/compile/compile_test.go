@@ -341,6 +341,21 @@ func TestInternalPolicy(t *testing.T) {
 	}
 }
 
+// TestClusterIPProblems: what is wrong with an annotation of Portal's own is said of Services of every type, since Ingresses lead to them.
+func TestClusterIPProblems(t *testing.T) {
+	for annotation, want := range map[string]string{
+		spec.PolicyAnnotation: spec.InvalidAnnotation, spec.EndpointRequestsAnnotation: spec.InvalidAnnotation, spec.SlowStartAnnotation: spec.InvalidAnnotation,
+		aws + "backend-protocol": "", // there is no balancer that it could be about
+	} {
+		w := newWorld()
+		w.service("web", map[string]string{annotation: "many"}).Spec.Type = corev1.ServiceTypeClusterIP
+		out := w.compile(t)
+		if got := reasons(out); got != want || len(out.Config.Listeners) != 0 {
+			t.Errorf("%s: problems %+v, %d listeners", annotation, out.Problems, len(out.Config.Listeners))
+		}
+	}
+}
+
 // TestNodePorts: a network load balancer has node firewall rules, by a name that a cloud would give it.
 func TestNodePorts(t *testing.T) {
 	w := newWorld()

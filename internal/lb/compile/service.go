@@ -28,7 +28,7 @@ func (c *compiler) service(svc *corev1.Service) {
 		return
 	}
 	balancer := svc.Spec.Type == corev1.ServiceTypeLoadBalancer && c.Ours(svc)
-	if !balancer && !annotated(svc) {
+	if !balancer && !spec.Own(svc) {
 		return
 	}
 	b, problems := spec.Read(svc)
@@ -55,16 +55,6 @@ func (c *compiler) service(svc *corev1.Service) {
 			s.listener(l)
 		}
 	}
-}
-
-// annotated says whether a Service that is no balancer's asks for a policy.
-func annotated(svc *corev1.Service) bool {
-	for _, key := range []string{spec.PolicyAnnotation, spec.HashAnnotation, spec.WeightsAnnotation} {
-		if svc.Annotations[key] != "" {
-			return true
-		}
-	}
-	return false
 }
 
 func published(svc *corev1.Service) (out []netip.Addr) {

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Portal's own annotations about how connections and requests are balanced. They are for Services of every type.
@@ -79,6 +81,16 @@ var own = map[string]annotation{
 		r.out.AccessLog.Format = value
 	},
 	BodyAnnotation: number(1, 1<<40, "bytes", func(r *reader, v int) { r.out.BodyBytes = int64(v) }),
+}
+
+// Own says whether a Service has one of them, whatever its type.
+func Own(svc *corev1.Service) bool {
+	for key, value := range svc.Annotations {
+		if own[key] != nil && value != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // validToken: it can be the name of a header field or a cookie.
