@@ -216,6 +216,9 @@ func TestEndpoints(t *testing.T) {
 		{"both families", func(w *world, _ *corev1.Service) {
 			w.endpoint("web", discoveryv1.Endpoint{Addresses: []string{"fd00:244::2"}})
 		}, "10.244.1.2:8080 10.244.2.2:8080"},
+		{"ports that are none", func(w *world, _ *corev1.Service) {
+			w.slices["ns/web"][0].Ports[0].Port, w.slices["ns/web"][1].Ports[0].Port = ptr.To[int32](70000), ptr.To[int32](-1)
+		}, ""},
 		{"nobody", func(w *world, _ *corev1.Service) { w.slices["ns/web"] = nil }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

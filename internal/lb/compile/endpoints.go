@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 
@@ -87,12 +88,12 @@ func (c *compiler) here(list []config.Endpoint) []config.Endpoint {
 	return slices.DeleteFunc(slices.Clone(list), func(e config.Endpoint) bool { return e.Node != c.Node })
 }
 
-// portOf is the number of a slice's TCP port of that name, or 0.
+// portOf is the number of a slice's TCP port of that name, or 0. The API takes slices with any number.
 func portOf(slice *discoveryv1.EndpointSlice, name string) uint16 {
 	for _, p := range slice.Ports {
 		tcp := p.Protocol == nil || *p.Protocol == corev1.ProtocolTCP
 		has := p.Name != nil && *p.Name == name || p.Name == nil && name == ""
-		if tcp && has && p.Port != nil {
+		if tcp && has && p.Port != nil && *p.Port > 0 && *p.Port <= math.MaxUint16 {
 			return uint16(*p.Port)
 		}
 	}
