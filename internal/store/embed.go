@@ -60,6 +60,7 @@ type embedded struct {
 	etcd   *embed.Etcd
 	client *clientv3.Client
 	lock   *os.File
+	disk   *disk
 }
 
 // startEmbedded runs an etcd of one member that opens no socket. It lives until stop, whatever becomes of ctx, because
@@ -76,6 +77,11 @@ func startEmbedded(ctx context.Context, opts Options) (*embedded, error) {
 		_ = lock.Close()
 		return nil, err
 	}
+	disk := &disk{dir: opts.Dir}
+	if err := disk.check(); err != nil {
+		_ = lock.Close()
+		return nil, err
+	}
 	cfg := embed.NewConfig()
 	cfg.Name = memberName
 	cfg.Dir = opts.Dir
@@ -87,13 +93,13 @@ func startEmbedded(ctx context.Context, opts Options) (*embedded, error) {
 	cfg.MaxRequestBytes = 4 << 20
 	// Fewer entries kept in memory for followers, of which there are none.
 	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = 10_000, 500
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger())
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger().WithOptions(zap.WithFatalHook(disk)))
 	etcd, err := guarded(func() (*embed.Etcd, error) { return embed.StartEtcd(cfg) })
 	if err != nil {
 		_ = lock.Close()
 		return nil, &DamagedError{Dir: opts.Dir, Cause: err}
 	}
-	e := &embedded{etcd: etcd, lock: lock}
+	e := &embedded{etcd: etcd, lock: lock, disk: disk}
 	select {
 	case <-etcd.Server.ReadyNotify():
 	case err := <-etcd.Err():
@@ -112,6 +118,7 @@ func startEmbedded(ctx context.Context, opts Options) (*embedded, error) {
 
 func (e *embedded) stop() {
 	e.etcd.Close()
+	e.disk.keep(keepSome + walSegment)
 	_ = e.lock.Close()
 }
 

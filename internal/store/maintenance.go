@@ -51,9 +51,10 @@ const embeddedName = "embedded"
 type maintenance struct {
 	client   *clientv3.Client
 	embedded bool
-	// quota and backend are the embedded etcd's.
+	// quota, backend and disk are the embedded etcd's.
 	quota   int64
 	backend backend.Backend
+	disk    *disk
 }
 
 func (m *maintenance) endpoints() []string {

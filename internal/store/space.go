@@ -68,6 +68,12 @@ func (s *space) admit(ctx context.Context, cost int) error {
 		return nil
 	}
 	allowed, _ := ctx.Value(exemptKey{}).(*bool)
+	if allowed == nil || !*allowed {
+		if why := s.disk.full(); why != "" {
+			s.noSpace()
+			return notStored(why)
+		}
+	}
 	switch {
 	case s.accepts(cost):
 	case allowed != nil && *allowed:
@@ -218,6 +224,7 @@ func (s *space) look(ctx context.Context, need int64) {
 	s.looking.Lock()
 	defer s.looking.Unlock()
 	members := s.members(ctx)
+	s.disk.look(sizeOf(members))
 	if s.full(members) || s.wasteful(members) || s.pressed.Load() {
 		if err := s.recover(ctx, members, need); err != nil && ctx.Err() == nil {
 			klog.ErrorS(err, "making room in etcd failed, retrying", "in", s.poll)
@@ -269,7 +276,7 @@ func (s *space) recover(ctx context.Context, members []MemberStatus, need int64)
 	}
 	if s.embedded && !enough() {
 		members = s.membersAfterCompaction(ctx, need)
-		if m := members[0]; m.InUseBytes <= limit(m) && m.InUseBytes+need < m.QuotaBytes && s.worthwhile(m) {
+		if m := members[0]; m.InUseBytes <= limit(m) && m.InUseBytes+need < m.QuotaBytes && s.worthwhile(m) && s.disk.holds(m.InUseBytes) {
 			if err := s.defragmentNow(ctx); err != nil {
 				return err
 			}
@@ -346,6 +353,9 @@ func sizeOf(members []MemberStatus) int64 {
 
 // why says why writes are refused, and what to do about it; "" if they are accepted.
 func (s *space) why(members []MemberStatus) string {
+	if full := s.disk.full(); full != "" {
+		return full
+	}
 	for _, m := range members {
 		if slices.Contains(m.Alarms, "CORRUPT") {
 			return "etcd has found its data corrupt (alarm CORRUPT at " + m.Endpoint + "): restore a snapshot with `portal storage restore`"
@@ -374,6 +384,10 @@ func (s *space) explain(err error) error {
 	if why == "" {
 		why = "etcd has reached its quota and is making room: try again, and if that does not help, delete objects or raise the quota"
 	}
+	return notStored(why)
+}
+
+func notStored(why string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage, Reason: metav1.StatusReasonInternalError,
 		Message: "the object was not stored: " + why,
@@ -409,6 +423,9 @@ func (s *space) onCommand(ctx context.Context) error {
 	defer s.looking.Unlock()
 	if err := s.compact(ctx); err != nil {
 		return err
+	}
+	if used := s.members(ctx)[0].InUseBytes; !s.disk.holds(used) {
+		return fmt.Errorf("defragmenting writes a second copy of %s, for which the file system of %s has no room: free some space there", humanSize(used), s.disk.dir)
 	}
 	if err := s.defragmentNow(ctx); err != nil {
 		return err

@@ -86,7 +86,7 @@ func Attach(ctx context.Context, opts Options) (*Store, error) {
 	}
 	upkeep := maintenance{client: client}
 	if s.embedded != nil {
-		upkeep.embedded, upkeep.quota, upkeep.backend = true, opts.QuotaBytes, s.embedded.etcd.Server.Backend()
+		upkeep.embedded, upkeep.quota, upkeep.backend, upkeep.disk = true, opts.QuotaBytes, s.embedded.etcd.Server.Backend(), s.embedded.disk
 	}
 	s.space = newSpace(upkeep)
 	client.KV = &observedKV{KV: etcd3.NewETCDLatencyTracker(client.KV), revisions: s.revisions, noSpace: s.space.noSpace}

@@ -1,0 +1,161 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// disk keeps the embedded etcd from meeting a full file system, which ends it: a commit, the next segment of its log or a snapshot that
+// can't be written is fatal to etcd. While less than diskReserve is free, writes are refused as they are at the quota, and the blocks that
+// the database needs next are allocated beforehand, so that deletions and compaction still work when others have used up what was left.
+type disk struct {
+	dir string
+	// secured is the size of the database for which blocks were last allocated.
+	secured atomic.Int64
+	// room overrides what the file system says is free; tests set it.
+	room func() (int64, error)
+}
+
+const (
+	// walSegment is what etcd allocates for each segment of its log, always one ahead of the one it writes to.
+	walSegment = 64_000_000
+	// diskReserve is what must be free for writes to be accepted: a segment, and what the database grows by.
+	diskReserve = walSegment + secureAhead
+	// newDirNeeds is what a new directory takes: two segments, and the reserve.
+	newDirNeeds = 2*walSegment + diskReserve
+	// secureAhead is how much more than the database's size is allocated: bbolt grows its file by 16 MiB, and one commit may need twice as much.
+	secureAhead = 32 << 20
+)
+
+func databaseFile(dir string) string { return filepath.Join(dir, "member", "snap", "db") }
+
+// free is what is left to this process in the file system of the directory.
+func (d *disk) free() (int64, error) {
+	if d.room != nil {
+		return d.room()
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(d.dir, &st); err != nil {
+		return 0, err
+	}
+	if st.Blocks == 0 { // a ramfs, for one, does not say
+		return 0, errors.ErrUnsupported
+	}
+	return int64(min(st.Bavail, 1<<40)) * st.Bsize, nil
+}
+
+// full says why nothing more should be written, and what to do; "" if there is room, or if nobody knows.
+func (d *disk) full() string {
+	if d == nil {
+		return ""
+	}
+	free, err := d.free()
+	if err != nil || free >= diskReserve {
+		return ""
+	}
+	return fmt.Sprintf("the disk is full: %s are free in the file system of %s; writes are accepted again when %s are: free some space there",
+		humanSize(free), d.dir, humanSize(diskReserve))
+}
+
+// holds says that so many bytes more fit into the file system, the reserve left aside.
+func (d *disk) holds(size int64) bool {
+	if d == nil {
+		return true
+	}
+	free, err := d.free()
+	return err != nil || free >= size+diskReserve
+}
+
+// secure allocates the blocks that a database of this size has and will need next: bbolt extends its file without them. A file system that
+// can't allocate beforehand has only the reserve.
+func (d *disk) secure(size int64) error {
+	f, err := os.OpenFile(databaseFile(d.dir), os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	length := size
+	if free, err := d.free(); err != nil || free >= diskReserve { // the segment comes first: etcd asks for it once, and ends if it has none when it needs it
+		length += secureAhead
+	}
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, length); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	d.secured.Store(size)
+	return nil
+}
+
+// keepName is the file that keeps room for what etcd writes when it starts: some blocks while it runs, and while it does not, also those of
+// the segment that it allocates ahead.
+const (
+	keepName = "portal.reserve"
+	keepSome = 4 << 20
+)
+
+func (d *disk) keep(size int64) {
+	name := filepath.Join(d.dir, keepName)
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	_ = unix.Fallocate(int(f.Fd()), 0, 0, size) // without it etcd may have to be started once more when there is room again
+}
+
+// look is what has to be done now and then for a database of this size.
+func (d *disk) look(size int64) {
+	if d == nil || d.secured.Load() == size {
+		return
+	}
+	if err := d.secure(size); err != nil {
+		klog.V(1).InfoS("cannot allocate blocks for etcd's database beforehand", "err", err)
+		return
+	}
+	d.keep(keepSome)
+}
+
+// release makes room for the segment that etcd allocates when it starts: what was kept, or what a killed etcd left.
+func (d *disk) release() {
+	left, _ := filepath.Glob(filepath.Join(d.dir, "member", "wal", "*.tmp"))
+	for _, name := range append(left, filepath.Join(d.dir, keepName)) {
+		_ = os.Remove(name)
+	}
+}
+
+// check refuses to start an etcd that would end at its first write.
+func (d *disk) check() error {
+	d.release()
+	free, unknown := d.free()
+	info, err := os.Stat(databaseFile(d.dir))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if unknown == nil && free < newDirNeeds {
+			return fmt.Errorf("the disk is full: a new storage in %s needs %s, and its file system has %s free: free some space there, or choose another --data-dir",
+				d.dir, humanSize(newDirNeeds), humanSize(free))
+		}
+	case err == nil:
+		if err := d.secure(info.Size()); errors.Is(err, unix.ENOSPC) {
+			return fmt.Errorf("the disk is full: %s are free in the file system of %s, too little for etcd to start: free some space there",
+				humanSize(free), d.dir)
+		}
+	}
+	return nil
+}
+
+// OnWrite says in one line why etcd ended the process, after its own message was logged.
+func (d *disk) OnWrite(e *zapcore.CheckedEntry, _ []zapcore.Field) {
+	fix := "see what etcd logged before"
+	if free, err := d.free(); err == nil && free < diskReserve {
+		fix = "the disk is full: free some space there, and start again"
+	}
+	klog.ErrorS(errors.New(e.Message), "the storage can't go on and ends this process", "directory", d.dir, "fix", fix)
+	klog.Flush()
+	os.Exit(1)
+}
