@@ -1,13 +1,12 @@
 package balance
 
 import (
-	"errors"
 	"math"
 	"slices"
 	"sync/atomic"
-	"syscall"
 
 	"portal/internal/lb/config"
+	"portal/internal/shortage"
 )
 
 // Result is how a connection or request went, as far as it says something about the endpoint.
@@ -28,10 +27,8 @@ const (
 // ConnectResult is the result of a connection that failed to be made. That this process or machine has no descriptors or memory for it says
 // nothing about the endpoint.
 func ConnectResult(err error) Result {
-	for _, ours := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM} {
-		if errors.Is(err, ours) {
-			return Abandoned
-		}
+	if shortage.Is(err) {
+		return Abandoned
 	}
 	return ConnectFailed
 }

@@ -7,6 +7,7 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/shortage"
 )
 
 const (
@@ -20,17 +21,22 @@ const (
 // accept takes clients in. An accept that finds nobody costs more than waiting for the next event: where little happens, one is
 // taken at a time.
 func (l *loop) accept(d acceptor) {
+	if l.starving.Load() > 0 { // clients that have been accepted come first
+		l.pause()
+		return
+	}
 	for range min(1+l.busy/4, greed) {
 		fd, peer, err := unix.Accept4(d.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		switch {
 		case err == nil:
-		case err == unix.EMFILE, err == unix.ENFILE, err == unix.ENOBUFS, err == unix.ENOMEM:
-			l.pause()
-			return
+			l.nap = 0
 		case err == unix.ECONNABORTED, err == unix.EINTR:
 			continue
-		default:
-			return // EAGAIN: another loop was faster
+		case err == unix.EAGAIN: // another loop was faster
+			return
+		default: // above all, no descriptors
+			l.pause()
+			return
 		}
 		a := caller{fd: fd, origin: d.origin, client: addrPort(peer)}
 		if !l.look(&a, d.family) {
@@ -78,12 +84,61 @@ func (l *loop) post(a caller) {
 	l.call()
 }
 
-// rest is how long nothing is accepted when descriptors have run out: connections need time to end.
-const rest = 10 * time.Millisecond
+const (
+	// minNap and maxNap are how long a loop accepts nothing when descriptors have run out, and connects to nothing: connections need
+	// time to end. When one of its own does, it tries at once.
+	minNap, maxNap = 10 * time.Millisecond, 320 * time.Millisecond
+	// patience is how long a client waits for a descriptor for the connection to its endpoint.
+	patience = 5 * time.Second
+)
 
+// pause accepts nothing for a while, each time longer until it succeeds.
 func (l *loop) pause() {
-	l.closeDoors()
-	l.shut = true
+	if !l.shut {
+		l.closeDoors()
+		l.shut = true
+	}
+	l.nap = min(max(2*l.nap, minNap), maxNap)
+	l.napUntil = time.Now().Add(l.nap)
+}
+
+// starve keeps a link until there are descriptors again. Its endpoint has no part in it.
+func (l *loop) starve(k *link) {
+	l.pause()
+	if k.until.IsZero() {
+		k.until = time.Now().Add(patience)
+	}
+	k.attempt++
+	l.starved = append(l.starved, attempt{k, k.attempt, k.until})
+	l.starving.Add(1)
+}
+
+// recover tries again what failed for want of descriptors: clients that have been accepted first.
+func (l *loop) recover() {
+	if !l.shut || time.Now().Before(l.napUntil) {
+		return
+	}
+	list := l.starved
+	l.starved = nil
+	l.starving.Add(-int32(len(list)))
+	for i, w := range list {
+		switch {
+		case w.link.over || w.link.attempt != w.number:
+		case time.Now().After(w.until):
+			l.finish(w.link, true)
+		default:
+			if l.next(w.link); len(l.starved) > 0 { // nor will the others get one
+				l.starved = append(l.starved, list[i+1:]...)
+				l.starving.Add(int32(len(list) - i - 1))
+				return
+			}
+		}
+	}
+	if l.starving.Load() > 0 || l.openDoors() != nil {
+		l.pause()
+		return
+	}
+	l.shut = false
 }
 
 // begin makes a link of a connection, and tries to reach an endpoint.
@@ -92,7 +147,7 @@ func (l *loop) begin(a caller) {
 	if n := len(l.used); n > 0 {
 		k, l.used = l.used[n-1], l.used[:n-1]
 	}
-	k.caller, k.open, k.over, k.queued = a, false, false, false
+	k.caller, k.open, k.over, k.queued, k.until = a, false, false, false, time.Time{}
 	k.left = l.memory.order(k.left[:0], a.front, a.origin, a.client.Addr())
 	k.near, k.far = side{link: k, fd: a.fd}, side{link: k, fd: -1}
 	if l.watch(&k.near) != nil {
@@ -123,13 +178,23 @@ func (l *loop) next(k *link) {
 				l.waiting = append(l.waiting, attempt{k, k.attempt, time.Now().Add(l.ConnectTimeout)})
 				return
 			}
-			l.discard(&k.far)
+			l.sides[fd], k.far.fd = nil, -1
+			unix.Close(fd) // the poller never knew it
 		}
-		l.memory.failed(e.Addr)
+		switch {
+		case ours(err):
+			l.starve(k)
+			return
+		case err != unix.EADDRNOTAVAIL: // this machine has no port left for it
+			l.memory.failed(e.Addr)
+		}
 		k.left = k.left[1:]
 	}
 	l.finish(k, true)
 }
+
+// ours: an endpoint has no part in the error; the poller has limits of its own.
+func ours(err error) bool { return shortage.Is(err) || err == unix.ENOSPC }
 
 // failed passes an endpoint over that did not answer.
 func (l *loop) failed(k *link) {
@@ -153,11 +218,8 @@ func (l *loop) established(k *link) {
 	l.pump(k)
 }
 
-// expire gives up on endpoints that take too long, and accepts again.
+// expire gives up on endpoints that take too long.
 func (l *loop) expire() {
-	if l.shut {
-		l.shut = l.openDoors() != nil
-	}
 	if len(l.waiting) == 0 {
 		return
 	}
@@ -208,6 +270,9 @@ func (l *loop) discard(s *side) {
 
 // closePending closes the sockets that were discarded in this round, and recycles their links.
 func (l *loop) closePending() {
+	if len(l.closing) > 0 {
+		l.napUntil = time.Time{}
+	}
 	for _, fd := range l.closing {
 		unix.Close(fd)
 	}

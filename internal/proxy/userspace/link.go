@@ -3,10 +3,12 @@ package userspace
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"portal/internal/plan"
+	"portal/internal/shortage"
 )
 
 // caller is a client's connection whose frontend is known.
@@ -27,6 +29,7 @@ type link struct {
 	open bool
 	// attempt counts connections begun, so that a time-out knows whether it is still about the same one.
 	attempt int
+	until   time.Time // when it gives up waiting for a descriptor; zero: it has not waited for one
 	over    bool
 	queued  bool // it has more to do than one turn allowed
 }
@@ -139,7 +142,10 @@ func (l *loop) pass(from, to *side) error {
 // fill moves data from a socket to a pipe.
 func (l *loop) fill(from *side) (err error) {
 	if from.pipe == nil {
-		if from.pipe, err = l.pipes.take(); err != nil {
+		if from.pipe, err = l.pipes.take(); shortage.Is(err) {
+			from.bulk = false // it goes through our memory then
+			return nil
+		} else if err != nil {
 			return err
 		}
 	}

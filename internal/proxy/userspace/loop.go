@@ -29,9 +29,14 @@ type loop struct {
 	used    []*link // that are over, for the next
 	over    []*link // in this round
 	busy    int     // how much happened in this round
-	shut    bool    // there are no descriptors for clients at the moment
-	pipes   pipes
-	buf     []byte
+	// shut: there are no descriptors for clients at the moment. They are tried again after a nap, and so are starved links, which
+	// have none for their endpoint.
+	shut     bool
+	nap      time.Duration
+	napUntil time.Time
+	starved  []attempt
+	pipes    pipes
+	buf      []byte
 
 	mu    sync.Mutex
 	inbox []caller
@@ -131,6 +136,7 @@ func (l *loop) run() {
 		}
 		l.resume()
 		l.expire()
+		l.recover()
 		l.closePending()
 	}
 	for _, s := range l.sides {
@@ -143,15 +149,20 @@ func (l *loop) run() {
 
 // timeout is how many milliseconds the loop may wait; -1: until something happens.
 func (l *loop) timeout() int {
-	switch {
-	case len(l.again) > 0:
+	if len(l.again) > 0 {
 		return 0
-	case len(l.waiting) > 0:
-		return int(max(time.Until(l.waiting[0].until), 0)/time.Millisecond) + 1
-	case l.shut:
-		return int(rest / time.Millisecond)
 	}
-	return -1
+	var next time.Time
+	if len(l.waiting) > 0 {
+		next = l.waiting[0].until
+	}
+	if l.shut && (next.IsZero() || l.napUntil.Before(next)) {
+		next = l.napUntil
+	}
+	if next.IsZero() && !l.shut {
+		return -1
+	}
+	return int(max(time.Until(next), 0)/time.Millisecond) + 1
 }
 
 func (l *loop) event(fd int, events uint32) {

@@ -72,6 +72,14 @@ func before(endpoints ...net.Listener) *frontend {
 // call has a server take a new client, as if the kernel had led it there.
 func call(tb testing.TB, s *server, to *frontend) *net.TCPConn {
 	tb.Helper()
+	c, client := taken(tb, to)
+	s.loops[c.fd%len(s.loops)].post(c)
+	return client
+}
+
+// taken is a client's connection as a loop gets it, and the client's end of it.
+func taken(tb testing.TB, to *frontend) (caller, *net.TCPConn) {
+	tb.Helper()
 	client, in := pair(tb)
 	raw, err := in.SyscallConn()
 	if err != nil {
@@ -85,9 +93,8 @@ func call(tb testing.TB, s *server, to *frontend) *net.TCPConn {
 		tb.Fatal(e, err)
 	}
 	in.Close()
-	s.loops[c.fd%len(s.loops)].post(c)
 	client.SetDeadline(time.Now().Add(20 * time.Second))
-	return client
+	return c, client
 }
 
 // joined is a client and a server with a relay between them.

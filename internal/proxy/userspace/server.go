@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,7 @@ type server struct {
 
 	acceptors []acceptor
 	loops     []*loop
+	starving  atomic.Int32 // links that have no descriptor for their endpoint
 	udp       []*datagrams
 	ports     map[intent.Family]*listening
 

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"container/list"
 	"errors"
 	"net"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 
 	"portal/internal/intent"
 	"portal/internal/plan"
+	"portal/internal/shortage"
 )
 
 const (
@@ -30,10 +32,24 @@ type datagrams struct {
 	socket *net.UDPConn
 	local  netip.AddrPort
 	track  *tracker
+	most   int // sessions of one port
 
 	mu       sync.Mutex
 	sessions map[flow]*session
+	ports    map[uint64]*list.List // the sessions of each Service's port, those that a client used last in front
 	closed   bool
+}
+
+// maxSessions is how many sessions a Service's port has at most; each needs a descriptor.
+const maxSessions = 1 << 14
+
+// sessionLimit leaves most of the process' descriptors to other Services and connections.
+func sessionLimit() int {
+	var files unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) != nil {
+		return maxSessions
+	}
+	return max(1, int(min(files.Cur/8, maxSessions)))
 }
 
 // flow is a client as the socket sees it.
@@ -46,7 +62,8 @@ type session struct {
 	front    *frontend
 	endpoint netip.AddrPort
 	up       *net.UDPConn
-	from     []byte // the control message that gives answers the right source
+	from     []byte        // the control message that gives answers the right source
+	place    *list.Element // in the list of its port
 
 	mu   sync.Mutex
 	last time.Time
@@ -74,7 +91,7 @@ func (s *server) datagrams(f intent.Family, o plan.Origin) (*datagrams, error) {
 		c.Close()
 		return nil, err
 	}
-	d := &datagrams{server: s, family: f, origin: o, socket: c.(*net.UDPConn), track: track, sessions: map[flow]*session{}}
+	d := &datagrams{server: s, family: f, origin: o, socket: c.(*net.UDPConn), track: track, most: sessionLimit(), sessions: map[flow]*session{}, ports: map[uint64]*list.List{}}
 	d.socket.SetReadBuffer(4 << 20)
 	d.local = d.socket.LocalAddr().(*net.UDPAddr).AddrPort()
 	return d, nil
@@ -134,6 +151,9 @@ func (d *datagrams) carry(k flow, data []byte) {
 func (d *datagrams) session(k flow) *session {
 	d.mu.Lock()
 	s := d.sessions[k]
+	if s != nil {
+		d.ports[s.front.port].MoveToFront(s.place)
+	}
 	d.mu.Unlock()
 	if s != nil && !s.touch() {
 		return s
@@ -167,6 +187,10 @@ func (d *datagrams) begin(k flow, to netip.AddrPort) *session {
 	}
 	for _, e := range d.memory.order(nil, front, d.origin, k.client.Addr()) {
 		up, err := d.dial.udp(d.ctx, front, d.origin, e, k.client)
+		if shortage.Is(err) { // the client tries again
+			d.evict()
+			return nil
+		}
 		if err != nil {
 			d.memory.failed(e.Addr)
 			continue
@@ -179,7 +203,7 @@ func (d *datagrams) begin(k flow, to netip.AddrPort) *session {
 			up.Close()
 			return nil
 		}
-		d.sessions[k] = s
+		d.admit(s)
 		d.work.Go(func() { d.answer(s) })
 		d.mu.Unlock()
 		return s
@@ -219,7 +243,9 @@ func (d *datagrams) answer(s *session) {
 		}
 		buffers.Put(buf)
 		if failure != nil {
-			d.memory.failed(s.endpoint)
+			if !shortage.Is(failure) {
+				d.memory.failed(s.endpoint)
+			}
 			d.drop(s)
 			return
 		}
@@ -230,20 +256,57 @@ func (d *datagrams) answer(s *session) {
 func (d *datagrams) drop(s *session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.discard(s)
+}
+
+// admit adds a session, in the place of the one of its port that clients have not used for the longest time if there are too many.
+func (d *datagrams) admit(s *session) {
+	own := d.ports[s.front.port]
+	if own == nil {
+		own = list.New()
+		d.ports[s.front.port] = own
+	}
+	if own.Len() >= d.most {
+		d.discard(own.Back().Value.(*session))
+	}
+	s.place = own.PushFront(s)
+	d.sessions[s.flow] = s
+}
+
+// discard closes a session; d.mu is locked.
+func (d *datagrams) discard(s *session) {
 	if d.sessions[s.flow] == s {
 		delete(d.sessions, s.flow)
+		own := d.ports[s.front.port]
+		if own.Remove(s.place); own.Len() == 0 {
+			delete(d.ports, s.front.port)
+		}
 	}
 	s.up.Close()
+}
+
+// evict closes the session that clients have not used for the longest time, of the port that has the most.
+func (d *datagrams) evict() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var most *list.List
+	for _, l := range d.ports {
+		if most == nil || l.Len() > most.Len() {
+			most = l
+		}
+	}
+	if most != nil {
+		d.discard(most.Back().Value.(*session))
+	}
 }
 
 // end closes sessions.
 func (d *datagrams) end(which func(*session) bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for k, s := range d.sessions {
+	for _, s := range d.sessions {
 		if which(s) {
-			delete(d.sessions, k)
-			s.up.Close()
+			d.discard(s)
 		}
 	}
 }
