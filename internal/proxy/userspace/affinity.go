@@ -47,7 +47,7 @@ func (t *table) decodeClient(e nf.Element) (c client, to netip.AddrPort, ok bool
 func (s *server) load() {
 	s.kernel.Lock()
 	defer s.kernel.Unlock()
-	found := map[client]stuck{}
+	var found []*stuck
 	for _, f := range families {
 		t := newTable(f, s.Source)
 		if there, err := s.socket.Exists(t.at); err != nil || !there {
@@ -55,7 +55,7 @@ func (s *server) load() {
 		}
 		_ = s.socket.Elements(t.affinity, func() {}, func(e nf.Element) {
 			if c, to, ok := t.decodeClient(e); ok {
-				found[c] = stuck{to, s.memory.now().Add(e.Timeout)}
+				found = append(found, &stuck{c, to, s.memory.now().Add(e.Timeout)})
 			}
 		})
 	}
@@ -78,11 +78,11 @@ func (s *server) save() error {
 		t := newTable(f, s.Source)
 		b.FlushDynamic(t.affinity)
 		n := 0
-		for c, to := range all {
+		for _, to := range all {
 			left := to.until.Sub(s.memory.now()).Truncate(time.Millisecond)
-			if intent.FamilyOf(c.addr) == f && left > 0 && n < affinityLimit/2 {
+			if intent.FamilyOf(to.client.addr) == f && left > 0 && n < affinityLimit/2 {
 				n++
-				b.Add(t.affinity, nf.Element{Key: t.client(c), Data: t.endpoint(to.endpoint), Timeout: left})
+				b.Add(t.affinity, nf.Element{Key: t.client(to.client), Data: t.endpoint(to.endpoint), Timeout: left})
 			}
 		}
 	}

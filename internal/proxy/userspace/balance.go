@@ -1,7 +1,7 @@
 package userspace
 
 import (
-	"maps"
+	"container/list"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -82,7 +82,9 @@ type memory struct {
 	shun time.Duration
 
 	mu     sync.Mutex
-	sticky map[client]stuck
+	sticky map[client]*list.Element     // of *stuck
+	recent *list.List                   // the same, those that connected last in front
+	most   int                          // how many there may be
 	dirty  bool                         // sticky has changed since it was saved
 	silent map[netip.AddrPort]time.Time // until when
 	anyBad atomic.Bool                  // so that a healthy cluster needs no lock
@@ -95,12 +97,16 @@ type client struct {
 }
 
 type stuck struct {
+	client   client
 	endpoint netip.AddrPort
 	until    time.Time
 }
 
 func newMemory(shun time.Duration) *memory {
-	return &memory{now: time.Now, shun: shun, sticky: map[client]stuck{}, silent: map[netip.AddrPort]time.Time{}}
+	return &memory{
+		now: time.Now, shun: shun, sticky: map[client]*list.Element{}, recent: list.New(), most: affinityLimit / 2,
+		silent: map[netip.AddrPort]time.Time{},
+	}
 }
 
 // order lists a route's endpoints as they are to be tried: the client's own, then the others in turn, and last those that
@@ -115,8 +121,11 @@ func (m *memory) order(out []plan.Endpoint, f *frontend, o plan.Origin, from net
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
-	own, has := m.sticky[client{f.port, from}]
-	has = has && f.Affinity > 0 && now.Before(own.until)
+	var own *stuck
+	if at := m.sticky[client{f.port, from}]; at != nil && f.Affinity > 0 {
+		own = at.Value.(*stuck)
+	}
+	has := own != nil && now.Before(own.until)
 	rank := func(e plan.Endpoint) int {
 		switch {
 		case now.Before(m.silent[e.Addr]):
@@ -139,9 +148,27 @@ func (m *memory) answered(f *frontend, from netip.Addr, endpoint netip.AddrPort)
 	defer m.mu.Unlock()
 	delete(m.silent, endpoint)
 	if f.Affinity > 0 {
-		m.sticky[client{f.port, from}] = stuck{endpoint, m.now().Add(f.Affinity)}
+		m.stick(&stuck{client{f.port, from}, endpoint, m.now().Add(f.Affinity)})
 		m.dirty = true
 	}
+}
+
+// stick remembers a client, and no longer the one whose last connection is the oldest if there are too many. m.mu is locked.
+func (m *memory) stick(s *stuck) {
+	if at := m.sticky[s.client]; at != nil {
+		at.Value = s
+		m.recent.MoveToFront(at)
+		return
+	}
+	if len(m.sticky) >= m.most {
+		m.unstick(m.recent.Back())
+	}
+	m.sticky[s.client] = m.recent.PushFront(s)
+}
+
+func (m *memory) unstick(at *list.Element) {
+	delete(m.sticky, at.Value.(*stuck).client)
+	m.recent.Remove(at)
 }
 
 // failed remembers that an endpoint did not answer.
@@ -157,9 +184,9 @@ func (m *memory) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
-	for k, s := range m.sticky {
-		if !now.Before(s.until) {
-			delete(m.sticky, k)
+	for _, at := range m.sticky {
+		if !now.Before(at.Value.(*stuck).until) {
+			m.unstick(at)
 		}
 	}
 	for k, until := range m.silent {
@@ -171,21 +198,28 @@ func (m *memory) forget() {
 }
 
 // restore takes over what an earlier process knew of clients.
-func (m *memory) restore(found map[client]stuck) {
+func (m *memory) restore(found []*stuck) {
+	slices.SortFunc(found, func(a, b *stuck) int { return a.until.Compare(b.until) })
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	maps.Copy(m.sticky, found)
+	for _, s := range found {
+		m.stick(s)
+	}
 }
 
 // changed returns what is known of clients, nil if it was returned before.
-func (m *memory) changed() map[client]stuck {
+func (m *memory) changed() []*stuck {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.dirty {
 		return nil
 	}
 	m.dirty = false
-	return maps.Clone(m.sticky)
+	out := make([]*stuck, 0, len(m.sticky))
+	for at := m.recent.Front(); at != nil; at = at.Next() {
+		out = append(out, at.Value.(*stuck))
+	}
+	return out
 }
 
 // setChanged makes changed return everything again, since what was saved is lost.

@@ -116,6 +116,41 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
+// TestAffinityIsBounded: of too many clients, the one that connected last the longest time ago is forgotten.
+func TestAffinityIsBounded(t *testing.T) {
+	c := &clock{time.Unix(1000, 0)}
+	m, f := c.memory(time.Second), port(1, 3, time.Minute)
+	m.most = 3
+	who := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}) }
+	known := func(m *memory) string {
+		out := ""
+		for n := range 6 {
+			if m.sticky[client{f.port, who(n)}] != nil {
+				out += fmt.Sprint(n)
+			}
+		}
+		return out
+	}
+	for n := range 3 {
+		m.answered(f, who(n), endpoint(n))
+		c.now = c.now.Add(time.Second)
+	}
+	m.answered(f, who(0), endpoint(1))
+	m.answered(f, who(3), endpoint(0))
+	if got := known(m); got != "023" {
+		t.Errorf("clients %s are remembered, want 0, 2 and 3", got)
+	}
+	next := c.memory(time.Second)
+	next.most = 2
+	next.restore(m.changed())
+	if got := known(next); got != "03" {
+		t.Errorf("clients %s are restored, want 0 and 3", got)
+	}
+	if got := next.order(nil, f, plan.FromOutside, who(0))[0].Addr; got != endpoint(1) {
+		t.Errorf("client 0 gets %v", got)
+	}
+}
+
 func TestHeader(t *testing.T) {
 	for _, c := range []struct{ client, frontend, want string }{
 		{"192.0.2.1:1000", "10.96.0.1:80", "\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x01\x0a\x60\x00\x01\x03\xe8\x00\x50"},

@@ -119,8 +119,8 @@ func TestAffinityIsSaved(t *testing.T) {
 			t.Fatalf("the client gets %v, not %v", got, to)
 		}
 	}
-	for _, s := range second.memory.sticky {
-		if left := time.Until(s.until); left < 59*time.Minute || left > time.Hour {
+	for _, at := range second.memory.sticky {
+		if left := time.Until(at.Value.(*stuck).until); left < 59*time.Minute || left > time.Hour {
 			t.Errorf("the client keeps its endpoint for %v", left)
 		}
 	}
