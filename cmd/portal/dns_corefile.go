@@ -79,6 +79,7 @@ func (o *dnsOptions) readCorefile(cmd *cobra.Command) error {
 	}
 	set("max-udp-size", c.BufSize != 0, func() { o.maxUDPSize = c.BufSize })
 	set("autopath", c.Autopath, func() { o.autopath = true })
+	set("search", c.Autopath, func() { o.search = forward.SearchPath("/etc/resolv.conf") })
 	set("log-queries", c.Log, func() { o.logQueries = true })
 	set("health-bind-address", c.Health != "", func() { o.health = c.Health })
 	set("ready-bind-address", c.Ready != "", func() { o.ready = c.Ready })

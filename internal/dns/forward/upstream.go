@@ -100,6 +100,23 @@ func readResolvConf(path string) ([]Upstream, error) {
 	return out, nil
 }
 
+// SearchPath reads the search path of a file like resolv.conf: what its last line about that says.
+func SearchPath(path string) (out []string) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil // as for resolvers: a file that is missing is empty
+	}
+	for line := range strings.Lines(string(raw)) {
+		if f := strings.Fields(line); len(f) > 0 && (f[0] == "search" || f[0] == "domain") {
+			out = slices.DeleteFunc(f[1:], func(name string) bool {
+				packed, err := wire.PackName(name)
+				return err != nil || packed == "\x00"
+			})
+		}
+	}
+	return out
+}
+
 // upstream is a server and its state.
 type upstream struct {
 	Upstream

@@ -9,6 +9,9 @@ import (
 	"math/big"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -302,5 +305,20 @@ func TestParseUpstream(t *testing.T) {
 		if _, err := ParseUpstream(in); err == nil {
 			t.Errorf("%q was taken", in)
 		}
+	}
+}
+
+// TestSearchPath: the last line counts, without what is no name.
+func TestSearchPath(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	text := "domain example\nnameserver 192.0.2.1\nsearch corp.example. a..b .\tLAN\n# search no\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := SearchPath(file); !slices.Equal(got, []string{"corp.example.", "LAN"}) {
+		t.Errorf("%q", got)
+	}
+	if got := SearchPath(file + ".none"); got != nil {
+		t.Errorf("%q", got)
 	}
 }

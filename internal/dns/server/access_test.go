@@ -1,6 +1,7 @@
 package server
 
 import (
+	"net"
 	"net/netip"
 	"testing"
 
@@ -103,6 +104,65 @@ func TestAutopath(t *testing.T) {
 		if m := ask(t, addr, "udp", name, dns.TypeA); m.Rcode != dns.RcodeNameError {
 			t.Errorf("%s: %v", name, m)
 		}
+	}
+}
+
+// TestAutopathEndsAtFirstName: the first name of the path that exists is the answer, also if it has no such record, and what comes
+// after a name that could not be resolved is not.
+func TestAutopathEndsAtFirstName(t *testing.T) {
+	c := small()
+	c.SetPod(&intent.Pod{Key: namespaced("shop", "me"), Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+	c.SetService(&intent.Service{Key: namespaced("default", "four"), ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.4")}, Ports: []intent.Port{{Protocol: intent.TCP, Port: 80}}})
+	// Outside, all names have addresses of both families, but for some of the search path.
+	world := answering(t, func(r *dns.Msg) *dns.Msg {
+		m, q := new(dns.Msg).SetReply(r), r.Question[0]
+		switch name := dns.CanonicalName(q.Name); {
+		case name == "broken.example.corp.example.":
+			m.Rcode = dns.RcodeServerFailure
+		case name == "empty.example.corp.example.":
+			m.Ns = []dns.RR{&dns.SOA{Hdr: dns.RR_Header{Name: "corp.example.", Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: 60}, Ns: "a.", Mbox: "b.", Minttl: 60}}
+		case dns.IsSubDomain("corp.example.", name) && name != "in.example.corp.example.":
+			m.Rcode = dns.RcodeNameError
+		case q.Qtype == dns.TypeA:
+			m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.IPv4(192, 0, 2, 1)}}
+		default:
+			m.Answer = []dns.RR{&dns.AAAA{Hdr: dns.RR_Header{Name: q.Name, Rrtype: dns.TypeAAAA, Class: dns.ClassINET, Ttl: 60}, AAAA: net.ParseIP("2001:db8::1")}}
+		}
+		return m
+	})
+	_, addr := started(t, c, Options{Forward: world, Autopath: true, Search: []string{"corp.example"}, Zone: zone.Options{Pods: zone.PodsVerified}})
+	for _, q := range []struct {
+		name string
+		typ  uint16
+		want string // the target; "": no records
+	}{
+		{"four.default", dns.TypeA, "four.default.svc.cluster.local."},
+		{"four.default", dns.TypeAAAA, ""},
+		{"in.example", dns.TypeAAAA, "in.example.corp.example."},
+		{"empty.example", dns.TypeA, ""},
+		{"out.example", dns.TypeAAAA, "out.example."},
+	} {
+		m := ask(t, addr, "udp", q.name+".shop.svc.cluster.local.", q.typ)
+		got := ""
+		if len(m.Answer) == 2 && m.Answer[0].Header().Name == q.name+".shop.svc.cluster.local." {
+			got = m.Answer[0].(*dns.CNAME).Target
+		}
+		if got != q.want || m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 && (len(m.Ns) != 1 || m.Ns[0].Header().Rrtype != dns.TypeSOA) {
+			t.Errorf("%s %s leads to %q, want %q:\n%v", dns.TypeToString[q.typ], q.name, got, q.want, m)
+		}
+	}
+	if m := ask(t, addr, "udp", "broken.example.shop.svc.cluster.local.", dns.TypeA); m.Rcode != dns.RcodeNameError {
+		t.Errorf("beyond a name that could not be resolved: %v", m)
+	}
+}
+
+// TestAutopathFallsThrough: a zone that falls through does so for the first name of a search path, too.
+func TestAutopathFallsThrough(t *testing.T) {
+	c := small()
+	c.SetPod(&intent.Pod{Key: namespaced("shop", "me"), Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+	_, addr := started(t, c, Options{Forward: always(t, "192.0.2.1"), Fallthrough: []string{"cluster.local"}, Autopath: true, Zone: zone.Options{Pods: zone.PodsVerified}})
+	if m := ask(t, addr, "udp", "legacy.shop.svc.cluster.local.", dns.TypeA); len(m.Answer) != 1 || m.Answer[0].Header().Rrtype != dns.TypeA {
+		t.Errorf("%v", m)
 	}
 }
 

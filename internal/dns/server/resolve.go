@@ -89,13 +89,10 @@ func (w *worker) resolve(ctx context.Context, msg []byte, from netip.Addr) ([]by
 	switch outcome {
 	case zone.Chase:
 		left := maxChased
-		return w.chase(ctx, buf, &left), w.r.Zone, sourceZone
+		return w.chase(ctx, buf, s.mayRecurse(from), &left), w.r.Zone, sourceZone
 	case zone.Denied:
 		if s.opts.Autopath && s.searches(q, from) {
-			if out := w.autopath(ctx, make([]byte, 0, bigSize), from); out != nil {
-				return out, w.r.Zone, sourceZone
-			}
-			return own, w.r.Zone, sourceZone
+			return w.searched(ctx, buf, own, from)
 		}
 	case zone.Answered: // the name has been created meanwhile
 		return own, w.r.Zone, sourceZone
@@ -121,13 +118,14 @@ func (w *worker) forwarded(ctx context.Context, buf []byte, f *forward.Forwarder
 }
 
 // chase resolves the target of an ExternalName Service. If that fails, so does the response: an alias without addresses would
-// say that there are none, and clients would not try again. (CoreDNS says so.) left is how many more names may be looked up.
-func (w *worker) chase(ctx context.Context, buf []byte, left *int) []byte {
+// say that there are none, and clients would not try again. (CoreDNS says so.) recurse: upstreams may be asked. left is how many more
+// names may be looked up.
+func (w *worker) chase(ctx context.Context, buf []byte, recurse bool, left *int) []byte {
 	chain := w.r.Chain
 	var found [][]byte
 	failed, resolved := false, false
 	for _, name := range chain.Outside {
-		m, err := w.s.lookup(ctx, name, w.q.QType, left)
+		m, err := w.s.lookup(ctx, name, w.q.QType, recurse, left)
 		if m == nil {
 			failed = failed || err != nil
 			continue
@@ -153,9 +151,9 @@ const maxChased = 64
 
 var errTooManyAliases = fmt.Errorf("more than %d aliases", maxChased)
 
-// lookup resolves a name, of the cluster or not, as for a client; neither a message nor an error if there is no upstream.
-// left is how many more names may be looked up.
-func (s *Server) lookup(ctx context.Context, name string, typ uint16, left *int) (*dns.Msg, error) {
+// lookup resolves a name, of the cluster or not, as for a client; neither a message nor an error if there is no upstream, or none may be
+// asked. left is how many more names may be looked up.
+func (s *Server) lookup(ctx context.Context, name string, typ uint16, recurse bool, left *int) (*dns.Msg, error) {
 	if *left--; *left < 0 {
 		return nil, errTooManyAliases
 	}
@@ -169,32 +167,38 @@ func (s *Server) lookup(ctx context.Context, name string, typ uint16, left *int)
 	if q.Parse(append(msg, 0, wire.ClassIN)) != wire.OK {
 		return nil, nil
 	}
-	buf := make([]byte, 0, bigSize)
-	r := zone.Request{Query: &q, Limit: bigSize}
+	size := bigSize
+	if !recurse { // answered at once, where a large buffer costs too much
+		size = outSize
+	}
+	buf := make([]byte, 0, size)
+	r := zone.Request{Query: &q, Limit: size}
 	var out []byte
 	outcome := zone.Foreign
-	if found, ok := s.fromHosts(buf, &q, bigSize); ok {
+	if found, ok := s.fromHosts(buf, &q, size); ok {
 		out, outcome = found, zone.Answered
 	} else if !s.stubbed(&q) {
-		out, outcome = s.zones.Answer(buf, &r)
+		if out, outcome = s.zones.Answer(buf, &r); outcome == zone.Denied && recurse && s.fallsThrough(&q) {
+			outcome = zone.Foreign
+		}
 	}
 	switch outcome {
 	case zone.Foreign:
 		f := s.forwarder(&q)
-		if f == nil {
+		if f == nil || !recurse {
 			return nil, nil
 		}
 		var err error
-		if cached, hit := f.Cached(buf, &q, bigSize, time.Now()); hit != forward.Miss {
+		if cached, hit := f.Cached(buf, &q, size, time.Now()); hit != forward.Miss {
 			out = cached
-		} else if out, err = f.Resolve(ctx, buf, &q, bigSize); err != nil {
+		} else if out, err = f.Resolve(ctx, buf, &q, size); err != nil {
 			return nil, err
 		}
 	case zone.Chase:
 		w := &worker{s: s, r: r}
 		w.q = q
 		w.r.Query = &w.q
-		out = w.chase(ctx, buf, left)
+		out = w.chase(ctx, buf, recurse, left)
 	}
 	m := new(dns.Msg)
 	if err := m.Unpack(out); err != nil {
@@ -233,14 +237,31 @@ func (s *Server) searchBase(q *wire.Query, from netip.Addr) (name, origin string
 	return "", "", false
 }
 
-// autopath tries the rest of the search path, and answers with a CNAME to the first name that exists; nil if none does.
+// searched answers for a name at the beginning of a search path that its zone denies: with what an upstream says, if its zone falls
+// through and they don't deny it; with what the rest of the path leads to; or with the denial.
+func (w *worker) searched(ctx context.Context, buf, own []byte, from netip.Addr) ([]byte, int, source) {
+	z, src := w.r.Zone, sourceZone
+	if w.s.fallsThrough(&w.q) && w.s.mayRecurse(from) {
+		if own, z, src = w.forwarded(ctx, buf, w.s.forwarder(&w.q), own); own[3]&15 != wire.NXDomain {
+			return own, z, src
+		}
+	}
+	if out := w.autopath(ctx, make([]byte, 0, bigSize), from); out != nil {
+		return out, w.r.Zone, sourceZone
+	}
+	return own, z, src
+}
+
+// autopath tries the rest of the search path, and answers what is known of the first name that exists: its records after a CNAME, or
+// that it has none. nil: none exists, or a lookup has failed: then the client must try by itself, since what comes later
+// in the path may be another name's.
 func (w *worker) autopath(ctx context.Context, buf []byte, from netip.Addr) []byte {
 	name, origin, ok := w.s.searchBase(&w.q, from)
 	if !ok {
 		return nil
 	}
-	path := []string{"\x03svc" + origin, origin}
-	if w.s.mayRecurse(from) { // the rest of the path leads out of the cluster
+	path, recurse := []string{"\x03svc" + origin, origin}, w.s.mayRecurse(from)
+	if recurse { // the rest of the path leads out of the cluster
 		path = append(append(path, w.s.search...), "\x00")
 	}
 	for _, suffix := range path {
@@ -248,40 +269,54 @@ func (w *worker) autopath(ctx context.Context, buf []byte, from netip.Addr) []by
 			continue
 		}
 		left := maxChased
-		m, _ := w.s.lookup(ctx, name+suffix, w.q.QType, &left)
-		if m == nil || m.Rcode != dns.RcodeSuccess || len(m.Answer) == 0 {
-			continue
+		m, err := w.s.lookup(ctx, name+suffix, w.q.QType, recurse, &left)
+		switch {
+		case m == nil && err == nil, m != nil && m.Rcode == dns.RcodeNameError:
+		case m == nil || m.Rcode != dns.RcodeSuccess:
+			return nil
+		default:
+			return w.alias(buf, name+suffix, m)
 		}
-		return w.alias(buf, name+suffix, m)
 	}
 	return nil
 }
 
-// alias answers a query with a CNAME and the records of its target.
+// alias answers a query with a CNAME and the records of its target, or with the SOA record that says that it has none.
 func (w *worker) alias(buf []byte, target string, m *dns.Msg) []byte {
 	q := &w.q
 	out := q.Begin(buf)
-	ttl := m.Answer[0].Header().Ttl
-	out = append(out, 0xC0, wire.HeaderLen, 0, wire.TypeCNAME, 0, wire.ClassIN)
-	out = binary.BigEndian.AppendUint32(out, ttl)
-	out = append(binary.BigEndian.AppendUint16(out, uint16(len(target))), target...)
-	an, ar, tc := 1, 0, false
-	for _, rr := range m.Answer {
-		b := make([]byte, dns.Len(rr)+1)
-		n, err := dns.PackRR(rr, b, 0, nil, false)
-		if err != nil {
-			continue
+	room := w.r.Limit
+	if q.EDNS {
+		room -= wire.OPTLen
+	}
+	tc := false
+	add := func(list []dns.RR) (n int) {
+		for _, rr := range list {
+			b := make([]byte, dns.Len(rr)+1)
+			length, err := dns.PackRR(rr, b, 0, nil, false)
+			if err != nil {
+				continue
+			}
+			if tc = len(out)+length > room; tc {
+				break
+			}
+			out = append(out, b[:length]...)
+			n++
 		}
-		if len(out)+n+wire.OPTLen > w.r.Limit {
-			tc = true
-			break
-		}
-		out = append(out, b[:n]...)
-		an++
+		return n
+	}
+	an, ns, ar := 0, 0, 0
+	if len(m.Answer) > 0 {
+		out = append(out, 0xC0, wire.HeaderLen, 0, wire.TypeCNAME, 0, wire.ClassIN)
+		out = binary.BigEndian.AppendUint32(out, m.Answer[0].Header().Ttl)
+		out = append(binary.BigEndian.AppendUint16(out, uint16(len(target))), target...)
+		an = 1 + add(m.Answer)
+	} else {
+		ns = add(m.Ns)
 	}
 	if q.EDNS {
 		out, ar = q.AppendOPT(out, 0, wire.Advertised), 1
 	}
-	q.Header(out, wire.NoError, true, true, tc, 1, an, 0, ar)
+	q.Header(out, wire.NoError, m.Authoritative, w.r.Recursive, tc, 1, an, ns, ar)
 	return out
 }

@@ -104,11 +104,16 @@ type Server struct {
 // New opens the sockets. Run serves them.
 func New(cluster *intent.Cluster, o Options) (*Server, error) {
 	o.defaults()
+	var s *Server
+	o.Zone.Elsewhere = func(q *wire.Query, exists bool) bool {
+		_, listed := s.fromHosts(make([]byte, 0, outSize), q, outSize)
+		return listed || s.stubbed(q) || !exists && s.fallsThrough(q)
+	}
 	zones, err := zone.New(cluster, o.Zone)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{
+	s = &Server{
 		opts: o, cluster: cluster, zones: zones, forward: o.Forward, limiter: newLimiter(o.RateLimit),
 		queries: newQueryLog(o.QueryLog), waiting: newWaitlist(o.MaxWaiting), spare: make(chan *worker, 64),
 		access: newRecursionAccess(o.AllowRecursion, o.AllowPrivate), transfers: newNetworks(o.AllowTransfer),
@@ -419,5 +424,10 @@ func (s *Server) elsewhere(q *wire.Query, from netip.Addr) bool {
 	if s.opts.Autopath && s.searches(q, from) {
 		return true
 	}
-	return slices.ContainsFunc(s.fallthroughs, q.In) && s.forwarder(q) != nil && s.mayRecurse(from)
+	return s.fallsThrough(q) && s.mayRecurse(from)
+}
+
+// fallsThrough reports whether a name is forwarded if it is missing in its zone.
+func (s *Server) fallsThrough(q *wire.Query) bool {
+	return slices.ContainsFunc(s.fallthroughs, q.In) && s.forwarder(q) != nil
 }

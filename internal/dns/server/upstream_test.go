@@ -129,18 +129,59 @@ func TestExternalNameUnresolved(t *testing.T) {
 	}
 }
 
-// TestAliasesAcrossZones: two ExternalNames of different zones that are each other's target fail, and end.
+// TestAliasesAcrossZones: two ExternalNames of different zones that are each other's target lead nowhere, as in one zone.
 func TestAliasesAcrossZones(t *testing.T) {
 	cluster := small()
 	cluster.SetService(&intent.Service{Key: namespaced("shop", "here"), Type: intent.ExternalName, ExternalName: "there.shop.svc.two.example"})
 	cluster.SetService(&intent.Service{Key: namespaced("shop", "there"), Type: intent.ExternalName, ExternalName: "here.shop.svc.cluster.local"})
 	cluster.SetService(&intent.Service{Key: namespaced("shop", "across"), Type: intent.ExternalName, ExternalName: "web.shop.svc.two.example"})
 	_, addr := started(t, cluster, Options{Zone: zone.Options{Zones: []string{"cluster.local", "two.example"}}, Forward: upstream(t)})
-	if m := ask(t, addr, "udp", "here.shop.svc.cluster.local.", dns.TypeA); m.Rcode != dns.RcodeServerFailure {
+	if m := ask(t, addr, "udp", "here.shop.svc.cluster.local.", dns.TypeA); m.Rcode != dns.RcodeSuccess || len(m.Answer) != 0 {
 		t.Errorf("a loop: %v", m)
 	}
 	if m := ask(t, addr, "udp", "across.shop.svc.cluster.local.", dns.TypeA); m.Rcode != dns.RcodeSuccess || len(m.Answer) != 2 {
 		t.Errorf("from one zone to the other: %v", m)
+	}
+}
+
+// TestAliasTargets: the target of an alias is resolved by what answers for its name when a client asks for it: hosts, a stub zone, the
+// longest of the server's zones, or what a zone without it falls through to. Clients that may not recurse get the server's own names, too.
+func TestAliasTargets(t *testing.T) {
+	nodes, err := hosts.New(hosts.Options{Inline: []string{"10.0.0.7 web.node.svc.cluster.local"}, Zones: []string{"."}, TTL: 60})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster := small()
+	for name, target := range map[string]string{
+		"nested": "web.shop.svc.east.cluster.local", "other": "web.shop.svc.two.example", "hosts": "web.node.svc.cluster.local",
+		"stub": "www.stub.svc.cluster.local", "through": "absent.shop.svc.two.example", "missing": "absent.shop.svc.cluster.local",
+	} {
+		cluster.SetService(&intent.Service{Key: namespaced("shop", name), Type: intent.ExternalName, ExternalName: target})
+	}
+	o := Options{
+		Zone: zone.Options{Zones: []string{"cluster.local", "east.cluster.local", "two.example"}}, Hosts: []*hosts.Hosts{nodes},
+		Stubs: map[string]*forward.Forwarder{"stub.svc.cluster.local": always(t, "192.0.2.10")}, Forward: always(t, "192.0.2.1"), Fallthrough: []string{"two.example"},
+	}
+	_, addr := started(t, cluster, o)
+	o.AllowRecursion, o.Stubs, o.Forward = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, map[string]*forward.Forwarder{"stub.svc.cluster.local": always(t, "192.0.2.10")}, always(t, "192.0.2.1")
+	_, shut := started(t, cluster, o)
+	for name, want := range map[string][2]string{
+		"nested": {"10.96.0.10", "10.96.0.10"}, "other": {"10.96.0.10", "10.96.0.10"}, "hosts": {"10.0.0.7", "10.0.0.7"},
+		"stub": {"192.0.2.10", "alone"}, "through": {"192.0.2.1", "alone"}, "missing": {"none", "none"},
+	} {
+		for i, at := range []string{addr, shut} {
+			m := ask(t, at, "udp", name+".shop.svc.cluster.local.", dns.TypeA)
+			got := "none"
+			switch n := len(m.Answer); {
+			case n == 2:
+				got = m.Answer[1].(*dns.A).A.String()
+			case n == 1:
+				got = "alone"
+			}
+			if got != want[i] || m.Rcode != dns.RcodeSuccess {
+				t.Errorf("%s: %s, want %s:\n%v", name, got, want[i], m)
+			}
+		}
 	}
 }
 
@@ -184,34 +225,46 @@ func TestSRVPortOutOfRange(t *testing.T) {
 	}
 }
 
+// always forwards to a server that has one address for all names.
+func always(t *testing.T, ip string) *forward.Forwarder {
+	t.Helper()
+	return answering(t, func(r *dns.Msg) *dns.Msg {
+		m := new(dns.Msg).SetReply(r)
+		m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: r.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.ParseIP(ip)}}
+		return m
+	})
+}
+
+// answering forwards to a server that answers as a test wants; nil: not at all.
+func answering(t *testing.T, answer func(*dns.Msg) *dns.Msg) *forward.Forwarder {
+	t.Helper()
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	started, done := make(chan struct{}), make(chan struct{})
+	d := &dns.Server{PacketConn: c, NotifyStartedFunc: func() { close(started) }, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
+		if m := answer(r); m != nil {
+			_ = w.WriteMsg(m)
+		}
+	})}
+	go func() { _ = d.ActivateAndServe(); close(done) }()
+	<-started
+	t.Cleanup(func() { _ = d.Shutdown(); <-done })
+	o := forward.Defaults()
+	o.Upstreams = []forward.Upstream{{Addr: netip.MustParseAddrPort(c.LocalAddr().String())}}
+	return forward.New(o)
+}
+
 // A stub zone's upstream is for that zone only, and the longest zone has a name.
 func TestStubZones(t *testing.T) {
-	one := func(ip string) *forward.Forwarder {
-		c, err := net.ListenPacket("udp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		started, done := make(chan struct{}), make(chan struct{})
-		d := &dns.Server{PacketConn: c, NotifyStartedFunc: func() { close(started) }, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, r *dns.Msg) {
-			m := new(dns.Msg)
-			m.SetReply(r)
-			m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: r.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.ParseIP(ip)}}
-			w.WriteMsg(m)
-		})}
-		go func() { d.ActivateAndServe(); close(done) }()
-		<-started
-		t.Cleanup(func() { d.Shutdown(); <-done })
-		o := forward.Defaults()
-		o.Upstreams = []forward.Upstream{{Addr: netip.MustParseAddrPort(c.LocalAddr().String())}}
-		return forward.New(o)
-	}
-	lan := one("192.0.2.10")
+	lan := always(t, "192.0.2.10")
 	nodes, err := hosts.New(hosts.Options{Inline: []string{"10.0.0.7 node-a node-a.lan.example.com www.example.com"}, Zones: []string{"."}, TTL: 60})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, addr := started(t, small(), Options{Forward: one("192.0.2.1"), Hosts: []*hosts.Hosts{nodes}, Stubs: map[string]*forward.Forwarder{
-		"lan.example.com": lan, "other.example": lan, "deep.lan.example.com": one("192.0.2.11"), "shut.example.com": nil,
+	_, addr := started(t, small(), Options{Forward: always(t, "192.0.2.1"), Hosts: []*hosts.Hosts{nodes}, Stubs: map[string]*forward.Forwarder{
+		"lan.example.com": lan, "other.example": lan, "deep.lan.example.com": always(t, "192.0.2.11"), "shut.example.com": nil,
 		"legacy.svc.cluster.local": lan, "local": lan,
 	}})
 	for _, network := range []string{"udp", "tcp"} {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
@@ -82,7 +83,8 @@ func (w *worker) handle(dst, msg []byte, from netip.Addr) ([]byte, verdict) {
 		return w.done(out, w.r.Zone, from, sourceZone)
 	case zone.Chase:
 		if !s.recursive || !s.mayRecurse(from) {
-			return w.done(s.zones.Finish(dst, &w.r, w.r.Chain, wire.NoError, nil), w.r.Zone, from, sourceZone)
+			left := maxChased
+			return w.done(w.chase(context.Background(), dst, false, &left), w.r.Zone, from, sourceZone)
 		}
 		return nil, later
 	}

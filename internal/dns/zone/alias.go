@@ -41,7 +41,7 @@ func (z *Zones) alias(dst []byte, r *Request, g *origin, n *Name) ([]byte, Outco
 		return z.Finish(dst, r, c, wire.NoError, nil), Answered
 	}
 	c.reached = map[string]bool{n.owner: false}
-	if !z.follow(r, g, n, "", 1, c) {
+	if !z.follow(r, n, "", 1, c) {
 		return z.negative(dst, r, g, wire.NoError), Answered
 	}
 	if len(c.Outside) == 0 {
@@ -52,7 +52,7 @@ func (z *Zones) alias(dst []byte, r *Request, g *origin, n *Name) ([]byte, Outco
 }
 
 // follow adds the links from a name to its addresses, and reports whether it leads to any.
-func (z *Zones) follow(r *Request, g *origin, n *Name, owner string, depth int, c *Chain) (leads bool) {
+func (z *Zones) follow(r *Request, n *Name, owner string, depth int, c *Chain) (leads bool) {
 	if s := n.find(r.QType); s != nil {
 		c.links = append(c.links, link{owner: owner, typ: r.QType, data: s.data})
 		leads = true
@@ -63,7 +63,7 @@ func (z *Zones) follow(r *Request, g *origin, n *Name, owner string, depth int, 
 			break
 		}
 		c.links = append(c.links, link{owner: owner, typ: wire.TypeCNAME, target: t})
-		if z.reach(r, g, t, depth, c) {
+		if z.reach(r, t, depth, c) {
 			leads = true
 		} else {
 			c.links = c.links[:at]
@@ -72,24 +72,42 @@ func (z *Zones) follow(r *Request, g *origin, n *Name, owner string, depth int, 
 	return leads
 }
 
-// reach follows a target once, however many names lead to it. A target that does not exist or is part of a loop leads nowhere.
-func (z *Zones) reach(r *Request, g *origin, target string, depth int, c *Chain) bool {
+// reach follows a target once, however many names lead to it, in the zone that it is in. A target that does not exist or is part of
+// a loop leads nowhere.
+func (z *Zones) reach(r *Request, target string, depth int, c *Chain) bool {
 	if leads, ok := c.reached[target]; ok {
 		return leads
 	}
 	if depth >= maxChain || len(c.reached) >= maxReached {
 		return false
 	}
-	if !within(target, g.wire) {
+	c.reached[target] = false // until it is known: what leads back here is a loop
+	var q wire.Query
+	if !question(&q, target) {
+		return false
+	}
+	g, _ := z.origin(&q)
+	outside := g == nil || g.reverse || z.opts.Elsewhere != nil && z.opts.Elsewhere(&q, true)
+	var next *Name
+	if !outside {
+		next = z.name(&q, target, g)
+		outside = next == nil && z.opts.Elsewhere != nil && z.opts.Elsewhere(&q, false)
+	}
+	switch {
+	case outside:
 		c.reached[target] = true
 		c.Outside = append(c.Outside, target)
-		return true
-	}
-	c.reached[target] = false // until it is known: what leads back here is a loop
-	if next := z.name(target, g); next != nil {
-		c.reached[target] = z.follow(r, g, next, target, depth+1, c)
+	case next != nil:
+		c.reached[target] = z.follow(r, next, target, depth+1, c)
 	}
 	return c.reached[target]
+}
+
+// question makes a query for a name in wire form.
+func question(q *wire.Query, name string) bool {
+	msg := append(make([]byte, wire.HeaderLen, wire.HeaderLen+len(name)+4), name...)
+	msg[5] = 1
+	return q.Parse(append(msg, 0, wire.TypeA, 0, wire.ClassIN)) == wire.OK
 }
 
 // within reports whether a name is a zone's or below it.
@@ -105,14 +123,8 @@ func within(name, zone string) bool {
 }
 
 // name returns a name of a zone with its records.
-func (z *Zones) name(owner string, g *origin) *Name {
-	var q wire.Query
-	msg := append(make([]byte, wire.HeaderLen, wire.HeaderLen+len(owner)+4), owner...)
-	msg[5] = 1
-	if q.Parse(append(msg, 0, wire.TypeA, 0, wire.ClassIN)) != wire.OK {
-		return nil
-	}
-	n, v := z.lookup(&q, g)
+func (z *Zones) name(q *wire.Query, owner string, g *origin) *Name {
+	n, v := z.lookup(q, g)
 	if v.s == nil {
 		return n
 	}

@@ -86,6 +86,34 @@ func TestAliasesMeet(t *testing.T) {
 	}
 }
 
+// TestAliasesIntoZones: a target is looked up in the longest of the zones that it is in.
+func TestAliasesIntoZones(t *testing.T) {
+	c := intent.NewCluster()
+	c.SetNamespace(&intent.Namespace{Name: "n"})
+	c.SetService(&intent.Service{Key: intent.Key{Namespace: "n", Name: "end"}, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Ports: []intent.Port{{Protocol: intent.TCP, Port: 80}}})
+	zones := []string{"cluster.local", "east.cluster.local", "svc.cluster.local", "two.example"}
+	for i, zone := range zones {
+		c.SetService(&intent.Service{Key: intent.Key{Namespace: "n", Name: fmt.Sprintf("a%d", i)}, Type: intent.ExternalName, ExternalName: "end.n.svc." + zone})
+	}
+	z, err := New(c, Options{Zones: zones, TTL: 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	z.Update(c.Follow().Take())
+	for i, target := range zones {
+		if target == "cluster.local" { // below which svc is a zone of its own, so that the name is not there
+			continue
+		}
+		for _, from := range []string{"east.cluster.local", "svc.cluster.local", "two.example"} {
+			m := ask(t, z, fmt.Sprintf("a%d.n.svc.%s.", i, from), dns.TypeA)
+			if m == nil || len(m.Answer) != 2 || m.Answer[1].Header().Name != "end.n.svc."+target+"." {
+				t.Errorf("from %s to %s: %v", from, target, m)
+			}
+		}
+	}
+}
+
 // TestAliasesOutside: a slice of very many names makes few queries to upstreams, each name once.
 func TestAliasesOutside(t *testing.T) {
 	var targets []string

@@ -42,6 +42,8 @@ type Options struct {
 	NoEndpoints bool
 	// IgnoreEmpty leaves out Services without a ready endpoint.
 	IgnoreEmpty bool
+	// Elsewhere reports whether the target of an alias is resolved by others than its zone, in which it exists or does not; nil: none is.
+	Elsewhere func(q *wire.Query, exists bool) bool
 	// Servers are the addresses of the name server itself.
 	Servers []netip.Addr
 }
