@@ -70,7 +70,7 @@ func (o *dnsOptions) readCorefile(cmd *cobra.Command) error {
 		f := &c.Forwards[i]
 		o.maxWaiting = max(o.maxWaiting, f.MaxConcurrent)
 		if given("cache-size") {
-			f.Cache = cmp.Or(f.Cache, &corefile.Cache{MinTTL: forward.Defaults().MinTTL, MaxTTL: forward.Defaults().MaxTTL, MaxNegativeTTL: forward.Defaults().MaxNegativeTTL})
+			f.Cache = cmp.Or(f.Cache, &corefile.Cache{MinTTL: forward.Defaults().MinTTL, MaxTTL: forward.Defaults().MaxTTL, MinNegativeTTL: forward.Defaults().MinNegativeTTL, MaxNegativeTTL: forward.Defaults().MaxNegativeTTL})
 			f.Cache.Entries = 0 // what the flag says
 		}
 		if given("serve-stale") && f.Cache != nil {

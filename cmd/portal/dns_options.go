@@ -150,7 +150,7 @@ func (o *dnsOptions) forwarderOf(c corefile.Forward, listen []netip.AddrPort, me
 	f.Entries, f.Stale = 0, 0
 	if c.Cache != nil {
 		f.Entries, f.Stale = cmp.Or(c.Cache.Entries, o.cacheSize), c.Cache.Stale
-		f.MinTTL, f.MaxTTL, f.MaxNegativeTTL = c.Cache.MinTTL, c.Cache.MaxTTL, c.Cache.MaxNegativeTTL
+		f.MinTTL, f.MaxTTL, f.MinNegativeTTL, f.MaxNegativeTTL = c.Cache.MinTTL, c.Cache.MaxTTL, c.Cache.MinNegativeTTL, c.Cache.MaxNegativeTTL
 	}
 	list, err := upstreams(c.To, listen, log)
 	if err != nil {

@@ -62,9 +62,9 @@ type Forward struct {
 
 // Cache is a cache plugin.
 type Cache struct {
-	MinTTL, MaxTTL, MaxNegativeTTL time.Duration
-	Entries                        int // 0: not given
-	Stale                          time.Duration
+	MinTTL, MaxTTL, MinNegativeTTL, MaxNegativeTTL time.Duration
+	Entries                                        int // 0: not given
+	Stale                                          time.Duration
 }
 
 // Hosts is a hosts plugin: names and addresses from a file and from the Corefile itself.

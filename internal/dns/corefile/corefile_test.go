@@ -42,7 +42,7 @@ func TestKubeadm(t *testing.T) {
 	}
 	want := &Config{
 		Port: 53, Kubernetes: Kubernetes{Zones: []string{"cluster.local"}, Reverse: []string{"in-addr.arpa", "ip6.arpa"}, TTL: 30, Pods: "insecure", Fallthrough: []string{"in-addr.arpa", "ip6.arpa"}},
-		Forwards: []Forward{{Zones: []string{"."}, To: []string{"/etc/resolv.conf"}, MaxConcurrent: 1000, Cache: &Cache{MinTTL: 5 * time.Second, MaxTTL: 30 * time.Second, MaxNegativeTTL: 30 * time.Second}}},
+		Forwards: []Forward{{Zones: []string{"."}, To: []string{"/etc/resolv.conf"}, MaxConcurrent: 1000, Cache: &Cache{MinTTL: 5 * time.Second, MaxTTL: 30 * time.Second, MinNegativeTTL: 5 * time.Second, MaxNegativeTTL: 30 * time.Second}}},
 		Health:   ":8080", Ready: ":8181", Prometheus: ":9153",
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -239,4 +239,21 @@ func FuzzParse(f *testing.F) {
 			t.Fatal("accepted without a zone")
 		}
 	})
+}
+
+// TestCacheTimes: success and denial have bounds of their own, and a single number is the most for both.
+func TestCacheTimes(t *testing.T) {
+	for text, want := range map[string]Cache{
+		"cache":      {MinTTL: 5 * time.Second, MaxTTL: time.Hour, MinNegativeTTL: 5 * time.Second, MaxNegativeTTL: 30 * time.Minute},
+		"cache 3600": {MinTTL: 5 * time.Second, MaxTTL: time.Hour, MinNegativeTTL: 5 * time.Second, MaxNegativeTTL: time.Hour},
+		"cache 300 {\n success 100 200 20\n denial 50 60 7\n }": {Entries: 150, MinTTL: 20 * time.Second, MaxTTL: 200 * time.Second, MinNegativeTTL: 7 * time.Second, MaxNegativeTTL: time.Minute},
+	} {
+		c, err := Parse("Corefile", ".:53 {\n kubernetes cluster.local\n forward . 192.0.2.1\n "+text+"\n}\n")
+		if err != nil {
+			t.Fatal(text, err)
+		}
+		if got := *c.Forwards[0].Cache; got != want {
+			t.Errorf("%s\ngot  %+v\nwant %+v", text, got, want)
+		}
+	}
 }

@@ -73,14 +73,14 @@ func (f *forward) option(o directive) error {
 
 // readCache reads a cache plugin. The cluster's own names are never cached: they are always up to date.
 func (b *block) readCache(d directive) error {
-	c := &Cache{MaxTTL: time.Hour, MaxNegativeTTL: 30 * time.Minute, MinTTL: 5 * time.Second}
+	c := &Cache{MaxTTL: time.Hour, MaxNegativeTTL: 30 * time.Minute, MinTTL: 5 * time.Second, MinNegativeTTL: 5 * time.Second}
 	zones := d.args
 	if len(zones) > 0 {
 		if n, err := strconv.Atoi(zones[0]); err == nil {
 			if n <= 0 {
 				return d.errorf("cache: want a TTL above 0")
 			}
-			c.MaxTTL, c.MaxNegativeTTL, zones = time.Duration(n)*time.Second, min(time.Duration(n)*time.Second, c.MaxNegativeTTL), zones[1:]
+			c.MaxTTL, c.MaxNegativeTTL, zones = time.Duration(n)*time.Second, time.Duration(n)*time.Second, zones[1:]
 		}
 	}
 	enabled := len(zones) == 0 // for names that are not the cluster's
@@ -97,7 +97,6 @@ func (b *block) readCache(d directive) error {
 			return err
 		}
 	}
-	c.MinTTL = min(c.MinTTL, c.MaxTTL)
 	if enabled {
 		b.cache = c
 	}
@@ -155,16 +154,15 @@ func (c *Cache) capacity(o directive) error {
 		n[i] = v
 	}
 	c.Entries += n[0]
+	least, most := &c.MinTTL, &c.MaxTTL
+	if o.name == "denial" {
+		least, most = &c.MinNegativeTTL, &c.MaxNegativeTTL
+	}
 	if len(o.args) > 1 {
-		ttl := time.Duration(n[1]) * time.Second
-		if o.name == "success" {
-			c.MaxTTL = ttl
-		} else {
-			c.MaxNegativeTTL = ttl
-		}
+		*most = time.Duration(n[1]) * time.Second
 	}
 	if len(o.args) > 2 {
-		c.MinTTL = time.Duration(n[2]) * time.Second
+		*least = time.Duration(n[2]) * time.Second
 	}
 	return nil
 }

@@ -19,8 +19,8 @@ const shards = 64
 // entry is an upstream's response, prepared for repeated use.
 type entry struct {
 	msg       []byte   // without OPT
-	ttls      []uint16 // where its TTLs are
-	life      uint32   // seconds
+	ttls      []uint16 // where its TTLs are, unless they stay as they came
+	life      uint32   // seconds; the TTL of all records
 	stored    time.Time
 	denial    bool
 	truncated bool // the upstream's TC bit
@@ -144,41 +144,51 @@ func newEntry(m *dns.Msg, now time.Time, o *Options) (*entry, error) {
 		return nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	e := &entry{msg: msg, stored: now, life: 1, truncated: m.Truncated}
-	if e.truncated || m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
+	if o.Entries == 0 || e.truncated || m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
 		return e, nil
 	}
-	e.denial = m.Rcode == dns.RcodeNameError || len(m.Answer) == 0
-	life, known := lifetime(m, e.denial)
-	if !known || life == 0 && o.MinTTL == 0 {
-		return e, nil // nothing says how long it is valid
+	life, denial, known := lifetime(m)
+	least, most := o.MinTTL, o.MaxTTL
+	if denial {
+		least, most = o.MinNegativeTTL, o.MaxNegativeTTL
 	}
-	limit := o.MaxTTL
-	if e.denial {
-		limit = o.MaxNegativeTTL
+	e.denial = denial
+	life = min(max(life, uint32(least/time.Second)), uint32(most/time.Second))
+	if !known || life == 0 {
+		return e, nil
 	}
-	e.life = min(max(life, uint32(o.MinTTL/time.Second)), uint32(limit/time.Second))
-	e.ttls = ttlOffsets(msg)
-	e.cacheable = e.life > 0
+	e.life, e.ttls, e.cacheable = life, ttlOffsets(msg), true
 	return e, nil
 }
 
-// lifetime is how long a response is valid: the least TTL of its records, or what the SOA record of a denial says.
-func lifetime(m *dns.Msg, denial bool) (seconds uint32, known bool) {
+// lifetime is how long a response is valid: the least TTL of its records, and of a denial no longer than its SOA record says (RFC 2308);
+// without one, that is not known. A denial may come after the CNAMEs that lead to the name.
+func lifetime(m *dns.Msg) (seconds uint32, denial, known bool) {
 	seconds = ^uint32(0)
 	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
 		for _, rr := range section {
-			seconds, known = min(seconds, rr.Header().Ttl), true
+			ttl := rr.Header().Ttl
+			if ttl > 1<<31-1 {
+				ttl = 0 // RFC 2181
+			}
+			seconds, known = min(seconds, ttl), true
 		}
 	}
-	if !denial {
-		return seconds, known
-	}
+	var soa *dns.SOA
 	for _, rr := range m.Ns {
-		if soa, ok := rr.(*dns.SOA); ok {
-			return min(seconds, soa.Hdr.Ttl, soa.Minttl), true
+		if s, ok := rr.(*dns.SOA); ok {
+			soa = s
 		}
 	}
-	return 0, known
+	onlyAliases := !slices.ContainsFunc(m.Answer, func(rr dns.RR) bool {
+		t := rr.Header().Rrtype
+		return t == m.Question[0].Qtype || m.Question[0].Qtype == dns.TypeANY || t != dns.TypeCNAME && t != dns.TypeDNAME && t != dns.TypeRRSIG
+	})
+	denial = m.Rcode == dns.RcodeNameError || len(m.Answer) == 0 || onlyAliases && soa != nil
+	if denial && soa != nil {
+		seconds = min(seconds, soa.Minttl)
+	}
+	return seconds, denial, known && (!denial || soa != nil)
 }
 
 // ttlOffsets returns where the TTLs of a packed message are.
@@ -194,7 +204,7 @@ func ttlOffsets(msg []byte) (out []uint16) {
 
 func count16(b []byte, at int) int { return int(binary.BigEndian.Uint16(b[at:])) }
 
-// write writes an entry as the response to a query: with its ID and case, and the remaining TTLs.
+// write writes an entry as the response to a query: with its ID and case, and the time that it remains valid as TTLs.
 func (e *entry) write(dst []byte, q *wire.Query, limit int, now time.Time) []byte {
 	opt := 0
 	if q.EDNS {
@@ -211,14 +221,11 @@ func (e *entry) write(dst []byte, q *wire.Query, limit int, now time.Time) []byt
 	}
 	dst = append(dst[:0], e.msg...)
 	copy(dst[wire.HeaderLen:], q.Asked())
-	age := uint32(max(0, now.Sub(e.stored)/time.Second))
+	left := uint32(staleTTL)
+	if age := uint32(max(0, now.Sub(e.stored)/time.Second)); age < e.life {
+		left = e.life - age
+	}
 	for _, at := range e.ttls {
-		left := min(binary.BigEndian.Uint32(dst[at:]), max(e.life, 1))
-		if left > age {
-			left -= age
-		} else {
-			left = staleTTL
-		}
 		binary.BigEndian.PutUint32(dst[at:], left)
 	}
 	ar := count16(dst, 10)

@@ -24,8 +24,9 @@ type Options struct {
 	Sequential bool
 	Entries    int // of the cache; 0: no cache
 	Bytes      int
-	// MinTTL, MaxTTL and MaxNegativeTTL bound how long responses are cached, whatever their records say.
-	MinTTL, MaxTTL, MaxNegativeTTL time.Duration
+	// These bound how long responses are cached, and so the TTLs that clients see, whatever their records say. Of a least and a most that
+	// contradict each other the most holds.
+	MinTTL, MaxTTL, MinNegativeTTL, MaxNegativeTTL time.Duration
 	// Stale is how long an expired response may be served while no upstream responds.
 	Stale time.Duration
 	// Prefetch refreshes popular entries shortly before they expire.
@@ -39,7 +40,7 @@ type Options struct {
 // Defaults are CoreDNS' where it has any.
 func Defaults() Options {
 	return Options{
-		Zone: ".", Entries: 20000, Bytes: 32 << 20, MinTTL: 5 * time.Second, MaxTTL: time.Hour, MaxNegativeTTL: 30 * time.Minute,
+		Zone: ".", Entries: 20000, Bytes: 32 << 20, MinTTL: 5 * time.Second, MaxTTL: time.Hour, MinNegativeTTL: 5 * time.Second, MaxNegativeTTL: 30 * time.Minute,
 		Stale: time.Hour, Prefetch: true, Timeout: 5 * time.Second, Clock: time.Now,
 	}
 }

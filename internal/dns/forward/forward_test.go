@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -169,6 +170,79 @@ func TestKeepsDenialsBySOA(t *testing.T) {
 	}
 	if _, hit := cached(t, f, "no.example.", c.Now().Add(21*time.Second)); hit != Miss {
 		t.Fatal("a denial was kept longer than its SOA's minimum")
+	}
+}
+
+// TestTTLs: clients get the time for which a response remains in the cache as the TTL of every record: the least of all sections, no more
+// than the SOA record says of a denial, within the bounds. A response that is not cached keeps its own.
+func TestTTLs(t *testing.T) {
+	a := func(name string, ttl uint32) dns.RR {
+		return &dns.A{Hdr: dns.RR_Header{Name: name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: ttl}, A: net.IPv4(192, 0, 2, 1)}
+	}
+	alias := func(name string, ttl uint32) dns.RR {
+		return &dns.CNAME{Hdr: dns.RR_Header{Name: name, Rrtype: dns.TypeCNAME, Class: dns.ClassINET, Ttl: ttl}, Target: "target.example."}
+	}
+	ns := func(ttl uint32) dns.RR {
+		return &dns.NS{Hdr: dns.RR_Header{Name: "example.", Rrtype: dns.TypeNS, Class: dns.ClassINET, Ttl: ttl}, Ns: "ns.example."}
+	}
+	soa := func(ttl, minimum uint32) dns.RR {
+		return &dns.SOA{Hdr: dns.RR_Header{Name: "example.", Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: ttl}, Ns: "a.", Mbox: "b.", Minttl: minimum}
+	}
+	const q = "www.example."
+	for what, c := range map[string]struct {
+		change     func(*Options)
+		rcode      int
+		answer     []dns.RR
+		ns, extra  []dns.RR
+		ttl, later uint32 // of all records, and three seconds later; 0: not cached
+	}{
+		"the least of the answers":      {answer: []dns.RR{alias(q, 300), a("target.example.", 20)}, ttl: 20, later: 17},
+		"the least of the authority":    {answer: []dns.RR{a(q, 300)}, ns: []dns.RR{ns(40)}, ttl: 40, later: 37},
+		"the least of the additional":   {answer: []dns.RR{a(q, 300)}, ns: []dns.RR{ns(40)}, extra: []dns.RR{a("ns.example.", 10)}, ttl: 10, later: 7},
+		"raised to the least":           {answer: []dns.RR{a(q, 1)}, ttl: 5, later: 2},
+		"none raised to the least":      {answer: []dns.RR{a(q, 0)}, ttl: 5, later: 2},
+		"negative":                      {answer: []dns.RR{a(q, 1<<31)}, ttl: 5, later: 2},
+		"lowered to the most":           {answer: []dns.RR{a(q, 1<<20)}, ttl: 3600, later: 3597},
+		"the most holds":                {change: func(o *Options) { o.MinTTL, o.MaxTTL = time.Minute, 30*time.Second }, answer: []dns.RR{a(q, 1000)}, ttl: 30, later: 27},
+		"without a least":               {change: func(o *Options) { o.MinTTL = 0 }, answer: []dns.RR{a(q, 4), a(q, 9)}, ttl: 4, later: 1},
+		"the SOA's minimum":             {rcode: dns.RcodeNameError, ns: []dns.RR{soa(300, 20)}, ttl: 20, later: 17},
+		"the SOA's TTL":                 {rcode: dns.RcodeNameError, ns: []dns.RR{soa(30, 200)}, ttl: 30, later: 27},
+		"no such records":               {ns: []dns.RR{soa(300, 20)}, ttl: 20, later: 17},
+		"no such records at the target": {answer: []dns.RR{alias(q, 300)}, ns: []dns.RR{soa(300, 20)}, ttl: 20, later: 17},
+		"no such target":                {rcode: dns.RcodeNameError, answer: []dns.RR{alias(q, 10)}, ns: []dns.RR{soa(300, 20)}, ttl: 10, later: 7},
+		"a denial lowered to its most":  {rcode: dns.RcodeNameError, ns: []dns.RR{soa(9999, 9999)}, ttl: 1800, later: 1797},
+		"a denial raised to its least":  {change: func(o *Options) { o.MinTTL, o.MinNegativeTTL = 60*time.Second, 10*time.Second }, rcode: dns.RcodeNameError, ns: []dns.RR{soa(300, 2)}, ttl: 10, later: 7},
+		"denials are not cached":        {change: func(o *Options) { o.MaxNegativeTTL = 0 }, rcode: dns.RcodeNameError, ns: []dns.RR{soa(300, 20)}, ttl: 300},
+		"without a cache":               {change: func(o *Options) { o.Entries = 0 }, answer: []dns.RR{a(q, 1)}, ttl: 1},
+		"beyond all bounds, no cache":   {change: func(o *Options) { o.Entries = 0 }, answer: []dns.RR{a(q, 1<<20)}, ttl: 1 << 20},
+		"a denial that says nothing":    {rcode: dns.RcodeNameError, ns: []dns.RR{ns(300)}, ttl: 300},
+	} {
+		s := serve(t, func(r *dns.Msg) *dns.Msg {
+			m := new(dns.Msg).SetRcode(r, c.rcode)
+			m.Answer, m.Ns, m.Extra = c.answer, c.ns, c.extra
+			return m
+		})
+		f, clock := forwarder(t, c.change, Upstream{Addr: s.addr})
+		same := func(when string, m *dns.Msg, want uint32) {
+			t.Helper()
+			for _, rr := range slices.Concat(m.Answer, m.Ns, m.Extra) {
+				if rr.Header().Ttl != want {
+					t.Errorf("%s, %s: want a TTL of %d: %v", what, when, want, rr)
+				}
+			}
+		}
+		m, err := resolve(t, f, q)
+		if err != nil {
+			t.Fatal(what, err)
+		}
+		same("at first", m, c.ttl)
+		m, hit := cached(t, f, q, clock.Now().Add(3*time.Second))
+		if (hit == Fresh) != (c.later > 0) {
+			t.Errorf("%s: %v", what, hit)
+		}
+		if hit == Fresh {
+			same("later", m, c.later)
+		}
 	}
 }
 
