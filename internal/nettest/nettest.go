@@ -1,4 +1,4 @@
-// Package nettest has network namespaces and free ports for tests. It knows nothing of what is tested.
+// Package nettest has network namespaces, free ports and a shortage of descriptors for tests. It knows nothing of what is tested.
 package nettest
 
 import (
@@ -100,4 +100,39 @@ func UnusedPort(t testing.TB) netip.AddrPort {
 			return at
 		}
 	}
+}
+
+// Exhaust takes all descriptors of the process until release is called.
+func Exhaust(tb testing.TB) (release func()) {
+	tb.Helper()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		tb.Fatal(err)
+	}
+	few := before
+	few.Cur = min(few.Cur, 512)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		tb.Fatal(err)
+	}
+	var taken []int
+	for {
+		fd, err := unix.Dup(0)
+		if err == unix.EMFILE {
+			break
+		}
+		if err != nil {
+			tb.Fatal(err)
+		}
+		taken = append(taken, fd)
+	}
+	release = sync.OnceFunc(func() {
+		for _, fd := range taken {
+			unix.Close(fd)
+		}
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+			tb.Error(err)
+		}
+	})
+	tb.Cleanup(release)
+	return release
 }

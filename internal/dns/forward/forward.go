@@ -13,6 +13,7 @@ import (
 	"github.com/miekg/dns"
 
 	"portal/internal/dns/wire"
+	"portal/internal/shortage"
 )
 
 // Options configure a Forwarder.
@@ -296,7 +297,7 @@ func (f *Forwarder) finish(k string, c *call, m *dns.Msg, err error, cancelled b
 		delete(f.calls, k)
 	}
 	// That no upstream was asked says nothing about the name.
-	if c.err = err; err != nil && !cancelled && !errors.Is(err, errAllUnhealthy) && len(f.failures) < maxFailures {
+	if c.err = err; err != nil && !cancelled && !errors.Is(err, errAllUnhealthy) && !shortage.Is(err) && len(f.failures) < maxFailures {
 		f.failures[k] = failure{err, f.o.Clock().Add(failureTTL), timedOut(err) && !c.second}
 	}
 	f.mu.Unlock()

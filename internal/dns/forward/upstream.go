@@ -22,6 +22,7 @@ import (
 	"github.com/miekg/dns"
 
 	"portal/internal/dns/wire"
+	"portal/internal/shortage"
 )
 
 // Transport is the protocol of an upstream.
@@ -137,6 +138,8 @@ const (
 	resendAfter   = 700 * time.Millisecond // over UDP, once: datagrams get lost
 	checkTimeout  = time.Second
 	checkInterval = 500 * time.Millisecond
+	// shortageInterval is how often a query is tried for which there is no descriptor.
+	shortageInterval = 50 * time.Millisecond
 )
 
 var (
@@ -188,6 +191,13 @@ func (f *Forwarder) ask(ctx context.Context, question []byte, do, cd bool) (*dns
 	var refusal *dns.Msg
 	for _, u := range list {
 		m, err := f.exchange(ctx, u, question, do, cd)
+		for shortage.Is(err) && ctx.Err() == nil { // others need descriptors, too: there will be one soon, or too late
+			select {
+			case <-ctx.Done():
+			case <-time.After(shortageInterval):
+				m, err = f.exchange(ctx, u, question, do, cd)
+			}
+		}
 		switch {
 		case ctx.Err() != nil && err != nil:
 			return nil, fmt.Errorf("%s: %w", u, err)
@@ -212,7 +222,8 @@ func (f *Forwarder) exchange(ctx context.Context, u *upstream, question []byte, 
 	defer cancel()
 	msg, err := u.exchange(ctx, newQuery(question, do, cd, u.Transport == UDP && !u.foldsCase.Load()))
 	if err != nil {
-		if !errors.Is(ctx.Err(), context.Canceled) { // nobody waits any more, which is not the server's fault
+		// That nobody waits any more, or that there is no descriptor, is not the server's fault.
+		if !errors.Is(ctx.Err(), context.Canceled) && !shortage.Is(err) {
 			f.check(u)
 		}
 		return nil, err
@@ -417,8 +428,10 @@ func (f *Forwarder) check(u *upstream) {
 				u.fails.Store(0)
 				return
 			}
-			u.fails.Add(1)
-			f.metrics.failures.WithLabelValues("forward", u.String()).Inc()
+			if !shortage.Is(err) {
+				u.fails.Add(1)
+				f.metrics.failures.WithLabelValues("forward", u.String()).Inc()
+			}
 			select {
 			case <-f.ctx.Done():
 			case <-time.After(checkInterval):

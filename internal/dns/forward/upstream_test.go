@@ -19,6 +19,7 @@ import (
 	"github.com/miekg/dns"
 
 	"portal/internal/dns/wire"
+	"portal/internal/nettest"
 )
 
 func TestNextUpstreamAnswers(t *testing.T) {
@@ -320,5 +321,35 @@ func TestSearchPath(t *testing.T) {
 	}
 	if got := SearchPath(file + ".none"); got != nil {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestNoDescriptors: that there are no descriptors for queries says nothing about the upstream, nor about the name. A query waits for one.
+func TestNoDescriptors(t *testing.T) {
+	s := serve(t, func(r *dns.Msg) *dns.Msg { return address(r, 100, 1) })
+	f, _ := forwarder(t, nil, Upstream{Addr: s.addr})
+	release := nettest.Exhaust(t)
+	f.exchange(t.Context(), f.upstreams[0], question(query(t, "www.example.")), false, false)
+	if u := f.upstreams[0]; u.checking.Load() || u.fails.Load() > 0 {
+		t.Error("the upstream is suspected")
+	}
+	answered := make(chan error)
+	go func() {
+		_, err := resolve(t, f, "www.example.")
+		answered <- err
+	}()
+	eventually(t, "not asked", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return len(f.calls) == 1
+	})
+	select {
+	case err := <-answered:
+		t.Fatalf("answered without descriptors: %v", err)
+	case <-time.After(2 * shortageInterval):
+	}
+	release()
+	if err := <-answered; err != nil {
+		t.Error(err)
 	}
 }

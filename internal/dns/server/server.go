@@ -236,7 +236,7 @@ func (s *Server) listenBoth(a netip.AddrPort) error {
 }
 
 func (s *Server) limited(l net.Listener) net.Listener {
-	return limitConns(l, s.opts.MaxTCPConns, s.metrics.refusedConns)
+	return limitConns(l, s.opts.MaxTCPConns, s.metrics.refusedConns, s.opts.Log)
 }
 
 func (s *Server) listenTCP(a netip.AddrPort) (net.Listener, error) {

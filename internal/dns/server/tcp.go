@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
-	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -51,11 +50,6 @@ func (t *stream) serve(ctx context.Context) error {
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil
-			}
-			var ne net.Error
-			if errors.As(err, &ne) { // out of descriptors: others will be closed
-				time.Sleep(10 * time.Millisecond)
-				continue
 			}
 			return err
 		}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"portal/internal/dns/zone"
+	"portal/internal/shortage"
 )
 
 const (
@@ -205,6 +206,9 @@ func (u *udpSocket) serve(ctx context.Context) error {
 			case errors.Is(err, unix.EAGAIN):
 				return false
 			case errors.Is(err, unix.EINTR):
+				continue
+			case shortage.Is(err):
+				time.Sleep(minAcceptNap)
 				continue
 			case err != nil:
 				failed = fmt.Errorf("receive: %w", err)

@@ -6,50 +6,15 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
+	"portal/internal/nettest"
 	"portal/internal/plan"
 )
-
-// exhaust takes all descriptors until release is called.
-func exhaust(tb testing.TB) (release func()) {
-	tb.Helper()
-	var before unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-		tb.Fatal(err)
-	}
-	few := before
-	few.Cur = min(few.Cur, 512)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
-		tb.Fatal(err)
-	}
-	var taken []int
-	for {
-		fd, err := unix.Dup(0)
-		if err == unix.EMFILE {
-			break
-		}
-		if err != nil {
-			tb.Fatal(err)
-		}
-		taken = append(taken, fd)
-	}
-	release = sync.OnceFunc(func() {
-		for _, fd := range taken {
-			unix.Close(fd)
-		}
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
-			tb.Error(err)
-		}
-	})
-	tb.Cleanup(release)
-	return release
-}
 
 // until waits for something that happens soon.
 func until(tb testing.TB, what string, is func() bool) {
@@ -66,7 +31,7 @@ func TestNoDescriptorForEndpoint(t *testing.T) {
 	s, l := opened(t), listener(t)
 	front := before(l)
 	c, client := taken(t, front)
-	release := exhaust(t)
+	release := nettest.Exhaust(t)
 	s.loops[0].post(c)
 	until(t, "a client waits", func() bool { return s.starving.Load() == 1 })
 	release()
@@ -91,7 +56,7 @@ func TestNoDescriptorForEndpoint(t *testing.T) {
 func TestLeaveWithoutDescriptors(t *testing.T) {
 	s := opened(t)
 	c, client := taken(t, before(listener(t)))
-	release := exhaust(t)
+	release := nettest.Exhaust(t)
 	s.loops[0].post(c)
 	until(t, "a client waits", func() bool { return s.starving.Load() == 1 })
 	client.SetLinger(0)
@@ -117,7 +82,7 @@ func TestNoDescriptorForClients(t *testing.T) {
 	}
 	defer l.close()
 	door := s.acceptors[plan.FromOutside]
-	release := exhaust(t)
+	release := nettest.Exhaust(t)
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: int(s.ports[intent.IPv4].tcp[plan.FromOutside])}); err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +125,7 @@ func TestNoDescriptorForPipe(t *testing.T) {
 	if _, err := io.ReadFull(server, make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	defer exhaust(t)()
+	defer nettest.Exhaust(t)()
 	much := make([]byte, 4<<20)
 	rand.Read(much)
 	go func() {
@@ -197,7 +162,7 @@ func TestNoDescriptorForSession(t *testing.T) {
 	if d.begin(clientFlow(1), to) == nil {
 		t.Fatal("no session began")
 	}
-	defer exhaust(t)()
+	defer nettest.Exhaust(t)()
 	began := false
 	until(t, "a session in the place of another", func() bool {
 		began = began || d.begin(clientFlow(2), to) != nil
