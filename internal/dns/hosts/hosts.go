@@ -3,6 +3,7 @@ package hosts
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"log/slog"
 	"net/netip"
@@ -22,7 +23,7 @@ type Options struct {
 	Zones     []string // for which it answers
 	TTL       uint32
 	NoReverse bool
-	Reload    time.Duration // how often the file is checked; 0: never
+	Reload    time.Duration // how often the file is read; 0: once
 	Log       *slog.Logger
 }
 
@@ -31,18 +32,15 @@ type Hosts struct {
 	o     Options
 	zones []string // wire form
 	table atomic.Pointer[table]
-	seen  stamp
+
+	// Of load alone.
+	seen    [sha256.Size]byte // what the file said last
+	failure string            // why it can't be read
 }
 
 type table struct {
 	addrs map[string][]netip.Addr // by name in wire form
 	names map[netip.Addr][]string
-}
-
-// stamp tells one version of the file from another.
-type stamp struct {
-	modified time.Time
-	size     int64
 }
 
 // New reads the table. A file that does not exist yet is no error: it is read when it does.
@@ -76,30 +74,43 @@ func (h *Hosts) Run(ctx context.Context) {
 	}
 }
 
-// load reads the file if it has changed. If it can't be read, what was read last stays.
+// load reads the file, and makes a table if it says something else than last time: times and sizes of files don't tell all changes. If it
+// can't be read, what was read last stays.
 func (h *Hosts) load() {
+	var text []byte
+	if h.o.File != "" {
+		var err error
+		text, err = os.ReadFile(h.o.File)
+		h.note(err)
+		if err != nil && h.table.Load() != nil {
+			return
+		}
+	}
+	sum := sha256.Sum256(text)
+	if sum == h.seen && h.table.Load() != nil {
+		return
+	}
+	h.seen = sum
 	t := &table{addrs: map[string][]netip.Addr{}, names: map[netip.Addr][]string{}}
 	t.read(strings.Join(h.o.Inline, "\n"))
-	if h.o.File != "" {
-		now := stamp{}
-		if info, err := os.Stat(h.o.File); err == nil {
-			now = stamp{info.ModTime(), info.Size()}
-		}
-		if now == h.seen && h.table.Load() != nil {
-			return
-		}
-		text, err := os.ReadFile(h.o.File)
-		if err != nil && h.o.Log != nil {
-			h.o.Log.Warn("hosts file not read", "file", h.o.File, "err", err)
-		}
-		if err != nil && h.table.Load() != nil {
-			h.seen = now
-			return
-		}
-		h.seen = now
-		t.read(string(text))
-	}
+	t.read(string(text))
 	h.table.Store(t)
+}
+
+// note logs that the file can't be read, once for each reason, and that it can be again.
+func (h *Hosts) note(err error) {
+	failure := ""
+	if err != nil {
+		failure = err.Error()
+	}
+	if h.o.Log != nil && failure != h.failure {
+		if err != nil {
+			h.o.Log.Warn("hosts file not read, keeping what was read last", "file", h.o.File, "err", err)
+		} else {
+			h.o.Log.Info("hosts file read again", "file", h.o.File)
+		}
+	}
+	h.failure = failure
 }
 
 func (t *table) read(text string) {

@@ -11,6 +11,7 @@ import (
 	"github.com/miekg/dns"
 
 	"portal/internal/dns/wire"
+	"portal/internal/nettest"
 )
 
 func ask(t *testing.T, h *Hosts, name string, typ uint16, limit int) (*dns.Msg, bool) {
@@ -121,5 +122,97 @@ func TestZones(t *testing.T) {
 	}
 	if _, ok := ask(t, h, "1.0.0.10.in-addr.arpa.", dns.TypePTR, 512); ok {
 		t.Error("a reverse lookup though there should be none")
+	}
+}
+
+// TestFileChanges: every change of the file is noticed, whatever its size and times say, and one that could not be read is
+// read later.
+func TestFileChanges(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "hosts")
+	h, err := New(Options{File: file, Zones: []string{"."}, TTL: 60})
+	if err != nil {
+		t.Fatal(err)
+	}
+	then := time.Unix(1e9, 0)
+	write := func(path, text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, then, then); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func(when, name string) {
+		t.Helper()
+		h.load()
+		for _, n := range []string{"a.", "b.", "c.", "d.", "e."} {
+			if _, ok := ask(t, h, n, dns.TypeA, 512); ok != (n == name) {
+				t.Errorf("%s: %s is there: %v", when, n, ok)
+			}
+		}
+	}
+	has("no file yet", "")
+	write(file, "10.0.0.1 a\n")
+	has("it appears", "a.")
+	write(file, "10.0.0.1 b\n")
+	has("the same size and time", "b.")
+	write(file+".new", "10.0.0.1 c\n")
+	if err := os.Rename(file+".new", file); err != nil {
+		t.Fatal(err)
+	}
+	has("replaced", "c.")
+	if err := os.Rename(file, file+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(file, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	has("it can't be read", "c.")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	// As a ConfigMap's file is: a link to a folder that is replaced.
+	for _, name := range []string{"d", "e"} {
+		folder := filepath.Join(dir, "data-"+name)
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		write(filepath.Join(folder, "hosts"), "10.0.0.1 "+name+"\n")
+		if err := os.Symlink(folder, filepath.Join(dir, "tmp")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(dir, "tmp"), filepath.Join(dir, "data")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat(file); err != nil {
+			if err := os.Symlink(filepath.Join("data", "hosts"), file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		has("linked anew", name+".")
+	}
+}
+
+// TestFileUnreadable: a file that could not be read for a while is read when it can be, also if it is the same.
+func TestFileUnreadable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "hosts")
+	h, err := New(Options{File: file, Zones: []string{"."}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("10.0.0.1 a\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	release := nettest.Exhaust(t)
+	h.load()
+	if _, ok := ask(t, h, "a.", dns.TypeA, 512); ok {
+		t.Fatal("read without a descriptor")
+	}
+	release()
+	h.load()
+	if _, ok := ask(t, h, "a.", dns.TypeA, 512); !ok {
+		t.Error("not read though it can be")
 	}
 }
