@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -85,7 +86,7 @@ func (o *dnsOptions) serverOptions(stdout io.Writer, log *slog.Logger) (out serv
 
 // forwarding sets what resolves names outside the cluster: from a Corefile, or from flags.
 func (o *dnsOptions) forwarding(out *server.Options, log *slog.Logger) error {
-	metrics := forward.NewMetrics()
+	metrics, own := forward.NewMetrics(), slices.Concat(out.Listen, out.ListenTLS)
 	for _, h := range o.hosts {
 		table, err := hosts.New(hosts.Options{File: h.File, Inline: h.Inline, Zones: h.Zones, TTL: uint32(h.TTL), NoReverse: h.NoReverse, Reload: h.Reload, Log: log})
 		if err != nil {
@@ -94,7 +95,7 @@ func (o *dnsOptions) forwarding(out *server.Options, log *slog.Logger) error {
 		out.Hosts = append(out.Hosts, table)
 	}
 	if o.forwards == nil {
-		f, err := o.forwarder(out.Listen, metrics, log)
+		f, err := o.forwarder(own, metrics, log)
 		if err != nil {
 			return fmt.Errorf("--upstream: %w", err)
 		}
@@ -106,7 +107,7 @@ func (o *dnsOptions) forwarding(out *server.Options, log *slog.Logger) error {
 		out.Stubs[z] = nil
 	}
 	for _, c := range o.forwards {
-		f, err := o.forwarderOf(c, out.Listen, metrics, log)
+		f, err := o.forwarderOf(c, own, metrics, log)
 		if err != nil {
 			return fmt.Errorf("--corefile: forward %s: %w", c.Zones[0], err)
 		}
@@ -168,34 +169,26 @@ func (o *dnsOptions) forwarderOf(c corefile.Forward, listen []netip.AddrPort, me
 	return forward.New(f), nil
 }
 
+// upstreams parses a list of them, and leaves out this server itself.
 func upstreams(list []string, listen []netip.AddrPort, log *slog.Logger) (out []forward.Upstream, err error) {
+	local := machineAddrs()
 	for _, s := range list {
 		parsed, err := forward.ParseUpstream(s)
 		if err != nil {
 			return nil, err
 		}
 		for _, u := range parsed {
-			if isOwn(u.Addr, listen) {
-				log.Warn("left out an upstream that is this server itself", "address", u.Addr.String())
+			if server.IsOwn(u.Addr, listen, local) {
+				log.Warn("left out an upstream that is this server itself: queries to it would come back", "upstream", u.String(), "from", s)
 				continue
 			}
 			out = append(out, u)
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("no server is left to forward to; give one, or none")
+		return nil, fmt.Errorf("no server is left to forward to: all of %s are this server itself; give another one, or none", strings.Join(list, " "))
 	}
 	return out, nil
-}
-
-// isOwn reports whether a query to an address would come back to this server.
-func isOwn(a netip.AddrPort, listen []netip.AddrPort) bool {
-	for _, l := range listen {
-		if a == l || l.Addr().IsUnspecified() && a.Port() == l.Port() && a.Addr().IsLoopback() {
-			return true
-		}
-	}
-	return false
 }
 
 // serverAddrs are the addresses at which clients reach this server.
@@ -208,12 +201,20 @@ func serverAddrs(listen []netip.AddrPort) []netip.Addr {
 			}
 			continue
 		}
-		addrs, _ := net.InterfaceAddrs()
-		for _, a := range addrs {
-			p, err := netip.ParsePrefix(a.String())
-			if err == nil && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
-				out = append(out, p.Addr())
+		for _, a := range machineAddrs() {
+			if !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+				out = append(out, a)
 			}
+		}
+	}
+	return out
+}
+
+func machineAddrs() (out []netip.Addr) {
+	addrs, _ := net.InterfaceAddrs()
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			out = append(out, p.Addr())
 		}
 	}
 	return out

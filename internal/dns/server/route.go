@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"portal/internal/dns/forward"
@@ -39,6 +40,25 @@ func (s *Server) stub(q *wire.Query) *stub {
 		}
 	}
 	return nil
+}
+
+// IsOwn reports whether a query to an address would come back to a server that listens on some. local are the machine's addresses.
+func IsOwn(a netip.AddrPort, listen []netip.AddrPort, local []netip.Addr) bool {
+	to := a.Addr().Unmap().WithZone("")
+	return slices.ContainsFunc(listen, func(l netip.AddrPort) bool {
+		at := l.Addr().Unmap().WithZone("")
+		switch {
+		case a.Port() != l.Port():
+			return false
+		case at == to:
+			return true
+		case to.IsUnspecified(): // a client that is told to ask there asks its own machine
+			return at.IsLoopback() && at.Is4() == to.Is4() || at.IsUnspecified() && (at.Is6() || to.Is4())
+		case at.IsUnspecified() && (at.Is6() || to.Is4()): // IPv6's wildcard covers IPv4
+			return to.IsLoopback() || slices.Contains(local, to)
+		}
+		return false
+	})
 }
 
 // stubbed reports whether a name is in a stub zone that is longer than any of the cluster's zones that contains it.
