@@ -266,17 +266,19 @@ func (a *Agent) adopt(ctx context.Context) error {
 		known[string(pod.UID)], objects[string(pod.UID)] = true, pod
 	}
 	for _, p := range pods {
-		if known[p.UID] {
-			a.undo(ctx, p)
-			a.found[types.UID(p.UID)] = p
-			a.reclaim(objects[p.UID], p)
-			continue
-		}
-		a.Log.Info("removing a Pod that the API no longer has", "uid", p.UID)
-		if err := p.Remove(ctx); err != nil {
-			a.Log.Error("a Pod could not be removed", "uid", p.UID, "err", err)
-		}
-		_ = rmtree.Remove(a.volumesDir(types.UID(p.UID)))
+		_ = a.attempt("adopt", func() error {
+			if known[p.UID] {
+				a.found[types.UID(p.UID)] = p
+				a.undo(ctx, p)
+				a.reclaim(objects[p.UID], p)
+				return nil
+			}
+			a.Log.Info("removing a Pod that the API no longer has", "uid", p.UID)
+			if err := p.Remove(ctx); err != nil {
+				a.Log.Error("a Pod could not be removed", "uid", p.UID, "err", err)
+			}
+			return rmtree.Remove(a.volumesDir(types.UID(p.UID)))
+		}, "uid", p.UID)
 	}
 	if err := a.network.Sweep(ctx, known); err != nil {
 		a.Log.Warn("the network of Pods that are gone could not be removed", "node", a.Name, "err", err)
@@ -324,7 +326,9 @@ func (a *Agent) dropLeft(ctx context.Context, following cache.ResourceEventHandl
 	a.mu.Unlock()
 	for uid, p := range left {
 		a.Log.Info("removing a Pod that the API no longer has", "uid", uid)
-		if err := errors.Join(a.detach(ctx, string(uid)), p.Remove(ctx), rmtree.Remove(a.volumesDir(uid))); err != nil {
+		if err := a.attempt("remove", func() error {
+			return errors.Join(a.detach(ctx, string(uid)), p.Remove(ctx), rmtree.Remove(a.volumesDir(uid)))
+		}, "uid", uid); err != nil {
 			a.Log.Error("a Pod could not be removed", "uid", uid, "err", err)
 		}
 	}

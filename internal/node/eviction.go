@@ -39,33 +39,50 @@ const (
 
 // guardDisk evicts Pods that take more than they may, and while the disk is nearly full the one that takes most.
 func (a *Agent) guardDisk(ctx context.Context) {
-	var measured, tried time.Time
-	interval, logged := usageInterval, false
-	for {
-		select {
-		case <-ctx.Done():
+	g := diskGuard{agent: a, interval: usageInterval}
+	for panics := 0; ; {
+		// What panics for one Pod must not end the agent, nor keep a processor busy.
+		if !pause(ctx, max(freeInterval, panicBackoff(max(panics, 1)))) {
 			return
-		case <-time.After(freeInterval):
 		}
-		if time.Since(measured) >= interval {
-			begin := time.Now()
-			a.enforceLimits(ctx)
-			measured = time.Now()
-			interval = max(usageInterval, usagePart*measured.Sub(begin))
+		if err := a.attempt("guard the disk", func() error { g.look(ctx); return nil }); err != nil {
+			panics++
+		} else {
+			panics = 0
 		}
-		if !a.diskFull() {
-			logged = false
-			continue
-		}
-		if time.Since(tried) < recovery {
-			continue
-		}
-		hopeless := !a.makeRoom(ctx) && a.diskFull() // perhaps for days: others fill the disk, too
-		tried = time.Now()
-		if hopeless && !logged && ctx.Err() == nil {
-			logged = true
-			a.Log.Warn("the disk is full, and no Pod is to be evicted for it")
-		}
+	}
+}
+
+// diskGuard is when what of guardDisk was done.
+type diskGuard struct {
+	agent           *Agent
+	measured, tried time.Time
+	interval        time.Duration
+	logged          bool
+}
+
+// look does what is due.
+func (g *diskGuard) look(ctx context.Context) {
+	a := g.agent
+	if time.Since(g.measured) >= g.interval {
+		begin := time.Now()
+		a.enforceLimits(ctx)
+		g.measured = time.Now()
+		g.interval = max(usageInterval, usagePart*g.measured.Sub(begin))
+	}
+	if !a.diskFull() {
+		g.logged = false
+		return
+	}
+	if time.Since(g.tried) < recovery {
+		return
+	}
+	g.tried = time.Now()
+	hopeless := !a.makeRoom(ctx) && a.diskFull() // perhaps for days: others fill the disk, too
+	g.tried = time.Now()
+	if hopeless && !g.logged && ctx.Err() == nil {
+		g.logged = true
+		a.Log.Warn("the disk is full, and no Pod is to be evicted for it")
 	}
 }
 
@@ -112,8 +129,16 @@ func (w *worker) evictFor(message string) {
 	w.poke()
 }
 
-// usage is what a Pod takes of the disk.
-func (w *worker) usage(ctx context.Context, pod *corev1.Pod, sandbox *runtime.Pod) (disk.PodUsage, error) {
+// usage is what a Pod takes of the disk. If it can't be said of one, others are looked at all the same.
+func (w *worker) usage(ctx context.Context, pod *corev1.Pod, sandbox *runtime.Pod) (out disk.PodUsage, err error) {
+	err = w.attempt("measure what it takes of the disk", func() (err error) {
+		out, err = w.measure(ctx, pod, sandbox)
+		return err
+	})
+	return out, err
+}
+
+func (w *worker) measure(ctx context.Context, pod *corev1.Pod, sandbox *runtime.Pod) (disk.PodUsage, error) {
 	out := disk.PodUsage{Volumes: map[string]int64{}, Containers: map[string]int64{}}
 	note := func(to map[string]int64, name string, paths ...string) error {
 		u, err := disk.Measure(ctx, paths...)
@@ -131,15 +156,15 @@ func (w *worker) usage(ctx context.Context, pod *corev1.Pod, sandbox *runtime.Po
 			return out, err
 		}
 	}
-	w.mu.Lock()
 	runs := map[string]string{}
-	for id, s := range w.statuses {
-		var meta runMeta
-		if json.Unmarshal(s.Meta, &meta) == nil {
-			runs[id] = meta.Container
+	w.locked(func() {
+		for id, s := range w.statuses {
+			var meta runMeta
+			if json.Unmarshal(s.Meta, &meta) == nil {
+				runs[id] = meta.Container
+			}
 		}
-	}
-	w.mu.Unlock()
+	})
 	for id, name := range runs {
 		dir := sandbox.ContainerDir(id)
 		paths := []string{filepath.Join(dir, "upper"), filepath.Join(dir, "scratch"), filepath.Join(dir, "termination-log")}

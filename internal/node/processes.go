@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"portal/internal/node/runtime"
 )
 
 const (
@@ -22,20 +24,23 @@ func (a *Agent) watchProcesses(ctx context.Context) {
 		case <-time.After(processInterval):
 		}
 		for _, w := range a.allWorkers() {
-			w.mu.Lock()
-			sandbox := w.sandbox
-			w.mu.Unlock()
-			if sandbox == nil {
-				continue
-			}
-			count := sandbox.Refused()
-			w.mu.Lock()
-			if count > w.refusedProcesses && time.Since(w.toldProcesses) > processAgain {
-				w.toldProcesses = time.Now()
-				w.event(true, "TooManyProcesses", fmt.Sprintf("The Pod has %d processes and threads, as many as it may (--pod-max-pids of the node): it could not start more %d times", a.PodProcesses, count))
-			}
-			w.refusedProcesses = count
-			w.mu.Unlock()
+			_ = w.attempt("count its processes", func() error { w.observeProcesses(); return nil })
 		}
 	}
+}
+
+func (w *worker) observeProcesses() {
+	var sandbox *runtime.Pod
+	w.locked(func() { sandbox = w.sandbox })
+	if sandbox == nil {
+		return
+	}
+	count := sandbox.Refused()
+	w.locked(func() {
+		if count > w.refusedProcesses && time.Since(w.toldProcesses) > processAgain {
+			w.toldProcesses = time.Now()
+			w.event(true, "TooManyProcesses", fmt.Sprintf("The Pod has %d processes and threads, as many as it may (--pod-max-pids of the node): it could not start more %d times", w.agent.PodProcesses, count))
+		}
+		w.refusedProcesses = count
+	})
 }

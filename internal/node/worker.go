@@ -54,7 +54,10 @@ type worker struct {
 	toldProcesses    time.Time
 	writer           statusWriter
 	forgot           bool
-	helpers          sync.WaitGroup
+	// begun says that the worker knows what an earlier agent left of the Pod, which is found.
+	begun   bool
+	found   *runtime.Pod
+	helpers sync.WaitGroup
 }
 
 // runMeta is what the agent remembers about a run, in the runtime's own record of it.
@@ -71,21 +74,32 @@ type sandboxMeta struct{ Namespace, Name string }
 
 func newWorker(a *Agent, pod *corev1.Pod, found *runtime.Pod) *worker {
 	w := &worker{
-		agent: a, life: life.New(), wake: make(chan struct{}, 1), pod: pod, statuses: map[string]*shim.Status{}, busy: map[string]bool{}, panics: map[string]int{},
+		agent: a, found: found, life: life.New(), wake: make(chan struct{}, 1), pod: pod, statuses: map[string]*shim.Status{}, busy: map[string]bool{}, panics: map[string]int{},
 		signals: map[string]syscall.Signal{}, probes: map[life.Probe]context.CancelFunc{}, tokens: newPodTokens(a.Client),
 		observed: life.Observed{Failures: map[string]*life.Failure{}, Probes: map[life.Probe]life.ProbeResult{}, Hooks: map[life.Hook]life.HookResult{}},
 	}
 	w.writer.last, w.writer.written = pod.Status.DeepCopy(), pod.Status.DeepCopy()
-	if !terminal(pod.Status.Phase) {
-		w.refused = a.claims.take(pod)
-	}
-	if found != nil {
-		w.resume(found)
-	}
-	if external(pod) {
-		w.resumeExternal()
-	}
+	_ = w.begin() // run tries again
 	return w
+}
+
+// begin claims the Pod's ports, and finds out what an earlier agent left of it.
+func (w *worker) begin() error {
+	return w.attempt("begin", func() error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if !terminal(w.pod.Status.Phase) {
+			w.refused = w.agent.claims.take(w.pod)
+		}
+		if w.found != nil {
+			w.resume(w.found)
+		}
+		if external(w.pod) {
+			w.resumeExternal()
+		}
+		w.begun, w.found = true, nil
+		return nil
+	})
 }
 
 // resume goes on with a Pod that an earlier agent started. What it had found out is in the API: containers that were ready are, until a
@@ -146,17 +160,17 @@ func (w *worker) poke() {
 }
 
 func (w *worker) update(pod *corev1.Pod) {
-	w.mu.Lock()
-	before := w.pod
-	w.pod = pod
-	if pod.DeletionTimestamp != nil {
-		w.abandonPulls()
-	}
-	w.writer.written = observed(w.writer.written, &pod.Status) // a write that is under way does so again
-	if w.volumesChanged != nil && !(maps.Equal(before.Labels, pod.Labels) && maps.Equal(before.Annotations, pod.Annotations)) {
-		w.volumesChanged() // they may be in files
-	}
-	w.mu.Unlock()
+	w.locked(func() {
+		before := w.pod
+		w.pod = pod
+		if pod.DeletionTimestamp != nil {
+			w.abandonPulls()
+		}
+		w.writer.written = observed(w.writer.written, &pod.Status) // a write that is under way does so again
+		if w.volumesChanged != nil && !(maps.Equal(before.Labels, pod.Labels) && maps.Equal(before.Annotations, pod.Annotations)) {
+			w.volumesChanged() // they may be in files
+		}
+	})
 	w.poke()
 }
 
@@ -173,22 +187,31 @@ func (w *worker) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer w.helpers.Wait()
 	defer cancel()
-	w.mu.Lock()
-	if w.observed.Sandbox == life.SandboxReady && w.sandbox != nil {
-		// A container that the earlier agent was starting is known to the shim only: it must not be started a second time.
-		listed := w.follow(ctx, w.sandbox)
-		w.keepVolumes(ctx, w.sandbox)
-		w.mu.Unlock()
+	for panics := 1; !w.begun; panics++ {
+		if !pause(ctx, panicBackoff(panics)) {
+			return
+		}
+		_ = w.begin()
+	}
+	var listed <-chan struct{}
+	w.locked(func() {
+		if w.observed.Sandbox == life.SandboxReady && w.sandbox != nil {
+			// A container that the earlier agent was starting is known to the shim only: it must not be started a second time.
+			listed = w.follow(ctx, w.sandbox)
+			w.keepVolumes(ctx, w.sandbox)
+		}
+	})
+	if listed != nil {
 		select {
 		case <-ctx.Done():
 			return
 		case <-listed:
 		case <-time.After(listTimeout):
-			w.agent.Log.Warn("a Pod's shim does not answer", "pod", w.pod.Name, "namespace", w.pod.Namespace)
+			w.locked(func() {
+				w.agent.Log.Warn("a Pod's shim does not answer", "pod", w.pod.Name, "namespace", w.pod.Namespace)
+			})
 		}
-		w.mu.Lock()
 	}
-	w.mu.Unlock()
 	for panics := 0; ; {
 		var next time.Time
 		if err := w.attempt("decide", func() error { next = w.step(ctx); return nil }); err != nil {
@@ -224,13 +247,29 @@ func (w *worker) run(ctx context.Context) {
 func (w *worker) attempt(what string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			said, where, _ := strings.Cut(fmt.Sprint(p), "\n") // a pull's says where it began
-			err = errors.New("panic: " + said)
-			w.agent.panics.Add(1)
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			w.agent.Log.Error("sync of a Pod panicked, retrying", "pod", w.pod.Name, "namespace", w.pod.Namespace, "doing", what, "err", err, "stack", where+string(debug.Stack()))
+			err = w.agent.panicked(p, what, "pod", w.pod.Name, "namespace", w.pod.Namespace)
 			w.event(true, "FailedSync", "The node's agent failed to sync the Pod and tries again: "+err.Error())
+		}
+	}()
+	return f()
+}
+
+// panicked counts and logs what a recover returned, and says it as an error.
+func (a *Agent) panicked(p any, what string, about ...any) error {
+	said, where, _ := strings.Cut(fmt.Sprint(p), "\n") // a pull's says where it began
+	err := errors.New("panic: " + said)
+	a.panics.Add(1)
+	a.Log.Error("sync of a Pod panicked, retrying", append(about, "doing", what, "err", err, "stack", where+string(debug.Stack()))...)
+	return err
+}
+
+// attempt does something for a Pod that has no worker, or for all. What panics has failed, as with a worker's.
+func (a *Agent) attempt(what string, f func() error, about ...any) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = a.panicked(p, what, about...)
 		}
 	}()
 	return f()

@@ -17,11 +17,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 
 	"portal/internal/node/life"
+	noderuntime "portal/internal/node/runtime"
 	"portal/internal/node/runtime/shim"
 )
 
@@ -64,6 +66,38 @@ func TestPanic(t *testing.T) {
 	<-ended
 	if text := log.String(); !strings.Contains(text, "panicked") || !strings.Contains(text, "life.go") || !strings.Contains(text, "pod=p") {
 		t.Errorf("logged:\n%s", text)
+	}
+}
+
+// TestResumePanics: a Pod that an earlier agent left, and whose remains can't be looked at, is looked at again after a while.
+func TestResumePanics(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p", UID: "u"}, Spec: corev1.PodSpec{
+		Containers: []corev1.Container{{Name: "c"}}, SecurityContext: &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: "kernel.core_pattern", Value: "x"}}},
+	}}
+	events := record.NewFakeRecorder(10)
+	client := fake.NewClientset(pod)
+	a := &Agent{
+		Options: Options{Client: client, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Log: slog.New(slog.DiscardHandler)}, recorder: events,
+		found: map[types.UID]*noderuntime.Pod{"u": {UID: "u", Dir: t.TempDir()}}, workers: map[types.UID]*worker{},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer a.running.Wait()
+	defer cancel()
+	a.seen(ctx, pod) // there is no network yet
+	if e := <-events.Events; !strings.HasPrefix(e, "Warning FailedSync ") || a.panics.Load() == 0 {
+		t.Errorf("event %q, %d panics", e, a.panics.Load())
+	}
+	changed := pod.DeepCopy()
+	changed.Spec.HostNetwork = true // which needs none
+	a.seen(ctx, changed)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		now, err := client.CoreV1().Pods("default").Get(ctx, "p", metav1.GetOptions{})
+		if err == nil && now.Status.Reason == "SysctlForbidden" && now.Status.PodIP == "192.0.2.1" {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the Pod is not looked at again: %v, %+v", err, now.Status)
+		}
 	}
 }
 
