@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"portal/internal/node/image"
 )
 
@@ -20,6 +22,7 @@ func withOwnImage(images []image.Mapping, dataDir string) ([]image.Mapping, erro
 	if slices.ContainsFunc(images, func(m image.Mapping) bool { return image.Normalize(m.Name) == image.Normalize(ownImageName) }) {
 		return images, nil
 	}
+	defer unix.Umask(unix.Umask(0o022))                 // every user may run it
 	if err := os.MkdirAll(dataDir, 0o700); err != nil { // Pods' volumes are in it, which are open to all
 		return nil, err
 	}

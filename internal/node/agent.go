@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -119,6 +120,9 @@ type Agent struct {
 	running sync.WaitGroup
 }
 
+// DefaultCgroupRoot is where the control groups of a Node's Pods are unless its options say otherwise.
+func DefaultCgroupRoot(name string) string { return "portal/" + name }
+
 // New makes an Agent; Run starts it.
 func New(o Options) (*Agent, error) {
 	if len(o.NodeIPs) == 0 {
@@ -131,7 +135,7 @@ func New(o Options) (*Agent, error) {
 		o.PodProcesses = 4096
 	}
 	if o.CgroupRoot == "" {
-		o.CgroupRoot = "portal/" + o.Name
+		o.CgroupRoot = DefaultCgroupRoot(o.Name)
 	}
 	if o.ImageCollection.High == 0 {
 		o.ImageCollection = image.Thresholds{High: 85, Low: 80, MinAge: 2 * time.Minute}
@@ -175,6 +179,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer a.running.Wait()
 	defer cancel()
+	defer unix.Umask(unix.Umask(0o022)) // of what is made for Pods, which others than root use
+	defer protect()()
 	unlock, err := lock(a.DataDir)
 	if err != nil {
 		return err

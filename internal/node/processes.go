@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"os"
 	"time"
 
 	"portal/internal/node/runtime"
@@ -14,6 +15,17 @@ const (
 	// processAgain is after which time a Pod that still can't is reported again.
 	processAgain = 5 * time.Minute
 )
+
+// protect has the kernel end Pods, and not the agent, when memory is scarce, until what it returns is called. Where this process may not say
+// so, it is as others are.
+func protect() (undo func()) {
+	const path, score = "/proc/self/oom_score_adj", "-999"
+	before, err := os.ReadFile(path)
+	if err != nil || os.WriteFile(path, []byte(score), 0) != nil {
+		return func() {}
+	}
+	return func() { _ = os.WriteFile(path, before, 0) }
+}
 
 // watchProcesses says of Pods that they have as many processes as they may: what fails in them for it says so in many ways, or not at all.
 func (a *Agent) watchProcesses(ctx context.Context) {

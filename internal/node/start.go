@@ -99,7 +99,9 @@ func (a *Agent) sandbox(ctx context.Context, pod *corev1.Pod, from func([]netip.
 		err = sandbox.Finish()
 	}
 	if err != nil {
-		return nil, nil, errors.Join(err, sandbox.Stop(context.WithoutCancel(ctx)))
+		// The next try may be long after, or never come.
+		ctx = context.WithoutCancel(ctx)
+		return nil, nil, errors.Join(err, a.detach(ctx, uid), sandbox.Stop(ctx))
 	}
 	return sandbox, addrs, nil
 }

@@ -130,8 +130,10 @@ func (r *Runtime) Create(ctx context.Context, uid string, config SandboxConfig) 
 	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	// What is left of an earlier one must not be in the way.
-	p.end(ctx)
+	// What is left of an earlier one must not be in the way, nor go on: processes in the machine's PID namespace outlive a shim that was killed.
+	if err := p.Stop(ctx); err != nil {
+		return nil, err
+	}
 	if err := os.WriteFile(filepath.Join(p.Dir, unfinishedFile), nil, 0o600); err != nil {
 		return nil, err
 	}
@@ -142,11 +144,12 @@ func (r *Runtime) Create(ctx context.Context, uid string, config SandboxConfig) 
 	}
 	limits := config.Limits
 	limits.Processes = r.PodProcesses
-	if err := r.Cgroups.Make(r.group(uid), limits); err != nil {
-		return nil, err
+	err := r.Cgroups.Make(r.group(uid), limits)
+	if err == nil {
+		err = p.launch(config)
 	}
-	if err := p.launch(config); err != nil {
-		return nil, err
+	if err != nil {
+		return nil, errors.Join(err, p.Stop(context.WithoutCancel(ctx)))
 	}
 	return p, nil
 }

@@ -446,6 +446,71 @@ func TestShimKilled(t *testing.T) {
 	}
 }
 
+// TestReplacedSandbox: what outlived its shim ends with the next sandbox, and one that can't be made leaves nothing running or in the way.
+func TestReplacedSandbox(t *testing.T) {
+	r := newRuntime(t)
+	p := create(t, r, "a")
+	c := script(p, "c0", `setsid sleep 1000 & exec sleep 1000`)
+	c.HostPID = true
+	if err := p.Start(t.Context(), c, Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	group := filepath.Join(r.Cgroups.dir("poda", "pids"), "c0", "cgroup.procs")
+	for end := time.Now().Add(20 * time.Second); lines(group) < 2; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d processes", lines(group))
+		}
+	}
+	if err := unix.Kill(p.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); p.alive() != 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the shim does not end")
+		}
+	}
+	q := create(t, r, "a", func(c *SandboxConfig) { c.ID = "s2" })
+	if n := lines(group); n > 0 {
+		t.Errorf("%d processes of the earlier sandbox are left", n)
+	}
+	if err := q.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	bad := SandboxConfig{Sandbox: shim.Sandbox{ID: "s3", Sysctls: map[string]string{"kernel.shm_rmid_forced": "no number"}}}
+	if _, err := r.Create(t.Context(), "a", bad); err == nil {
+		t.Fatal("it was made")
+	}
+	for _, dir := range r.Cgroups.dirs("poda") {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
+	}
+	create(t, r, "a")
+}
+
+// TestUmask: that of the agent is no concern of its containers. Their root can be entered by every user, and so can what is made for them.
+func TestUmask(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o077))
+	r := newRuntime(t)
+	volume := filepath.Join(t.TempDir(), "volume")
+	if err := errors.Join(os.Mkdir(volume, 0o700), os.Chmod(volume, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	for dir := filepath.Dir(volume); dir != "/"; dir = filepath.Dir(dir) { // of this test
+		if err := os.Chmod(dir, 0o755); err != nil || dir == os.TempDir() {
+			break
+		}
+	}
+	p := create(t, r, "a")
+	c := script(p, "c0", `id -u; stat -c %a / /made/deep/er; echo x > /sub/file && stat -c %a /sub /sub/file`)
+	c.Process.UID, c.Process.Capabilities = 1000, 0
+	c.Process.Dir = "/made/deep/er"
+	c.Mounts = []shim.Mount{{Source: volume, SubPath: "some/where", Target: "/sub"}}
+	if s, got := run(t, p, c, Limits{}); got != "1000\n755\n755\n777\n644" {
+		t.Errorf("%+v: %s", s, got)
+	}
+}
+
 func lines(path string) int {
 	data, _ := os.ReadFile(path)
 	return bytes.Count(data, []byte("\n"))

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -38,6 +39,8 @@ func OpenNull() (*os.File, error) {
 type root struct {
 	fd        int
 	container *Container
+	// mode is that of folders that are made; 0: everybody may enter them.
+	mode uint32
 }
 
 // buildRoot mounts all that a container sees, in the mount namespace of this process, and makes it the root. Nobody else sees the
@@ -181,7 +184,7 @@ func (r *root) ensure(path string, folder bool) (int, error) {
 	}
 	defer unix.Close(parent)
 	if folder {
-		err = unix.Mkdirat(parent, name, 0o755)
+		err = unix.Mkdirat(parent, name, cmp.Or(r.mode, 0o755))
 	} else {
 		var file int
 		if file, err = unix.Openat(parent, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o644); err == nil {
@@ -403,7 +406,8 @@ func (r *root) volume(m Mount) error {
 	return r.bind(fd, "", m.Target, set, true)
 }
 
-// openBelow opens a path below a volume. Links that containers made in the volume can't lead out of it. Missing folders are made.
+// openBelow opens a path below a volume. Links that containers made in the volume can't lead out of it. Missing folders are made, with the
+// volume's own mode: whoever may write in it may write in them.
 func openBelow(volume, path string) (int, error) {
 	base, err := unix.Open(volume, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -418,7 +422,12 @@ func openBelow(volume, path string) (int, error) {
 		}
 		return fd, nil
 	}
-	r := &root{fd: base}
+	var st unix.Stat_t
+	if err := unix.Fstat(base, &st); err != nil {
+		return -1, err
+	}
+	defer unix.Umask(unix.Umask(0))
+	r := &root{fd: base, mode: st.Mode & 0o777}
 	made, err := r.ensure(path, true)
 	if err != nil {
 		return -1, fmt.Errorf("subPath %s: %w", path, err)

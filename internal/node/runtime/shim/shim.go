@@ -58,6 +58,7 @@ type container struct {
 // runShim is the program portal-shim, with the Pod's folder as its argument.
 func runShim(args []string) int {
 	closeInherited()
+	unix.Umask(0o022) // and of all that it starts, whatever the agent's is
 	unix.CloseOnExec(readyFD)
 	ready := os.NewFile(readyFD, "ready")
 	if len(args) != 1 {

@@ -113,7 +113,6 @@ func become(p *Process, join bool) error {
 	if len(p.Args) == 0 || p.Args[0] == "" {
 		return errors.New("no command: the container has none, nor does its image")
 	}
-	unix.Umask(0o022)
 	if p.TTY {
 		if err := openTerminal(p, !join); err != nil {
 			return fmt.Errorf("open a terminal: %w", err)
