@@ -67,7 +67,10 @@ func (a *Agent) sandbox(ctx context.Context, pod *corev1.Pod, from func([]netip.
 	config.Meta, _ = json.Marshal(sandboxMeta{pod.Namespace, pod.Name})
 	config.Tmpfs = append(a.tmpfs(pod), shim.Tmpfs{Path: a.shm(pod), Size: 64 << 20, Mode: "1777"})
 	if !pod.Spec.HostNetwork {
-		config.Hostname, _ = spec.Hostname(pod, a.ClusterDomain)
+		var err error
+		if config.Hostname, err = spec.KernelHostname(pod, a.ClusterDomain); err != nil {
+			return nil, nil, err
+		}
 		config.Sysctls = network.PodSysctls()
 	}
 	if s := pod.Spec.SecurityContext; s != nil {
@@ -233,8 +236,14 @@ func terminationFile(sandbox *runtime.Pod, id string) string {
 func (a *Agent) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1.Container, img image.Image, sandbox *runtime.Pod, addrs []netip.Addr, action life.StartContainer) (shim.Container, runtime.Limits, error) {
 	var out shim.Container
 	links := pod.Spec.EnableServiceLinks == nil || *pod.Spec.EnableServiceLinks
-	facts := spec.Facts{PodIPs: addrs, HostIPs: a.NodeIPs, Allocatable: a.host.capacity, Services: serviceenv.ForPod(a.intentServices(), pod.Namespace, links)}
-	env, err := spec.Env(pod, c, img.Config.Env, facts, a.objects(ctx, pod.Namespace))
+	hostname, err := a.hostname(pod)
+	if err != nil {
+		return out, runtime.Limits{}, configError{err}
+	}
+	facts := spec.Facts{
+		PodIPs: addrs, HostIPs: a.NodeIPs, Allocatable: a.host.capacity, Services: serviceenv.ForPod(a.intentServices(), pod.Namespace, links), Hostname: hostname,
+	}
+	env, vars, err := spec.Env(pod, c, img.Config.Env, facts, a.objects(ctx, pod.Namespace))
 	if err != nil {
 		return out, runtime.Limits{}, configError{err}
 	}
@@ -242,7 +251,7 @@ func (a *Agent) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1.
 	if err != nil {
 		return out, runtime.Limits{}, configError{err}
 	}
-	p, err := spec.ProcessOf(pod, c, from, env)
+	p, err := spec.ProcessOf(pod, c, from, vars, a.host.capacity.Memory().Value())
 	if err != nil {
 		return out, runtime.Limits{}, configError{err}
 	}
@@ -258,15 +267,23 @@ func (a *Agent) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1.
 		Stdin: c.Stdin, StdinOnce: c.StdinOnce,
 	}
 	out.Meta, _ = json.Marshal(runMeta{Container: c.Name, Image: c.Image, ImageID: img.ID, StopSignal: stopSignal(c, img), Attempt: action.Attempt, Round: action.Round, Backoff: action.Backoff})
-	if out.Mounts, err = a.mounts(pod, c, env, sandbox, id, img, addrs); err != nil {
+	if out.Mounts, err = a.mounts(pod, c, vars, hostname, sandbox, id, img, addrs); err != nil {
 		return out, runtime.Limits{}, err
 	}
 	limits := runtime.Limits{Memory: c.Resources.Limits.Memory().Value(), CPU: c.Resources.Limits.Cpu().MilliValue(), Weight: max(c.Resources.Requests.Cpu().MilliValue(), 2)}
 	return out, limits, nil
 }
 
+// hostname is what a Pod's processes see as the name of their machine.
+func (a *Agent) hostname(pod *corev1.Pod) (string, error) {
+	if pod.Spec.HostNetwork {
+		return os.Hostname()
+	}
+	return spec.KernelHostname(pod, a.ClusterDomain)
+}
+
 // mounts are a container's volumes, and the files that each container has.
-func (a *Agent) mounts(pod *corev1.Pod, c *corev1.Container, env []string, sandbox *runtime.Pod, id string, img image.Image, addrs []netip.Addr) ([]shim.Mount, error) {
+func (a *Agent) mounts(pod *corev1.Pod, c *corev1.Container, vars map[string]string, hostname string, sandbox *runtime.Pod, id string, img image.Image, addrs []netip.Addr) ([]shim.Mount, error) {
 	dir := sandbox.ContainerDir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -293,10 +310,6 @@ func (a *Agent) mounts(pod *corev1.Pod, c *corev1.Container, env []string, sandb
 	}
 	nodes, _ := os.ReadFile("/etc/hosts")
 	resolver, _ := os.ReadFile("/etc/resolv.conf")
-	hostname, _ := spec.Hostname(pod, a.ClusterDomain)
-	if pod.Spec.HostNetwork {
-		hostname, _ = os.Hostname()
-	}
 	for _, f := range []struct {
 		name, target, text string
 		mode               os.FileMode
@@ -315,7 +328,6 @@ func (a *Agent) mounts(pod *corev1.Pod, c *corev1.Container, env []string, sandb
 		}
 		out = append(out, shim.Mount{Source: path, Target: f.target})
 	}
-	vars := spec.Vars(env)
 	for _, m := range c.VolumeMounts {
 		source, err := a.volumePath(pod, m.Name)
 		if err != nil {

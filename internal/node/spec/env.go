@@ -34,10 +34,13 @@ type Facts struct {
 	PodIPs, HostIPs []netip.Addr
 	Allocatable     corev1.ResourceList // the node's
 	Services        []serviceenv.Var
+	// Hostname is the Pod's.
+	Hostname string
 }
 
-// Env is a container's environment: that of its image, of Services, and its own, where a later value replaces an earlier one.
-func Env(pod *corev1.Pod, c *corev1.Container, image []string, f Facts, objects Objects) ([]string, error) {
+// Env is a container's environment: that of its image, of Services, and its own, where a later value replaces an earlier one. vars are those
+// of them that a Pod's author knows, Services' and its own: $(NAME) can mean no others.
+func Env(pod *corev1.Pod, c *corev1.Container, image []string, f Facts, objects Objects) (list []string, vars map[string]string, err error) {
 	e := &environment{values: map[string]string{}}
 	for _, v := range image {
 		if name, value, ok := strings.Cut(v, "="); ok {
@@ -47,23 +50,22 @@ func Env(pod *corev1.Pod, c *corev1.Container, image []string, f Facts, objects 
 	if !e.has("PATH") {
 		e.set("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	}
-	hostname, _ := Hostname(pod, "")
-	e.set("HOSTNAME", hostname)
-	services := map[string]string{}
+	e.set("HOSTNAME", f.Hostname)
+	services, vars := map[string]string{}, map[string]string{}
 	for _, v := range f.Services {
-		services[v.Name] = v.Value
+		services[v.Name], vars[v.Name] = v.Value, v.Value
 		e.set(v.Name, v.Value)
 	}
 	own := map[string]string{}
 	for _, from := range c.EnvFrom {
 		if err := envFrom(from, objects, own); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	for _, v := range c.Env {
 		value, present, err := valueOf(pod, c, v, f, objects, own, services)
 		if err != nil {
-			return nil, fmt.Errorf("env %s: %w", v.Name, err)
+			return nil, nil, fmt.Errorf("env %s: %w", v.Name, err)
 		}
 		if present {
 			own[v.Name] = value
@@ -72,7 +74,8 @@ func Env(pod *corev1.Pod, c *corev1.Container, image []string, f Facts, objects 
 	for _, name := range slices.Sorted(maps.Keys(own)) {
 		e.set(name, own[name])
 	}
-	return e.list(), nil
+	maps.Copy(vars, own)
+	return e.list(), vars, nil
 }
 
 type environment struct {
@@ -175,6 +178,12 @@ func valueOf(pod *corev1.Pod, c *corev1.Container, v corev1.EnvVar, f Facts, obj
 
 // Expand replaces $(NAME) by a variable's value, in the first map that has it; $$ is a single $. What is not known stays as it is.
 func Expand(text string, from ...map[string]string) string {
+	out, _ := expand(text, from...)
+	return out
+}
+
+// expand is Expand, and says which names are not known.
+func expand(text string, from ...map[string]string) (expanded string, unknown []string) {
 	var out strings.Builder
 	for i := 0; i < len(text); i++ {
 		if text[i] != '$' || i+1 == len(text) {
@@ -189,34 +198,21 @@ func Expand(text string, from ...map[string]string) string {
 			end := strings.IndexByte(text[i:], ')')
 			if end < 0 {
 				out.WriteString(text[i:])
-				return out.String()
+				return out.String(), unknown
 			}
 			name := text[i+2 : i+end]
-			value := text[i : i+end+1]
-			for _, m := range from {
-				if v, ok := m[name]; ok {
-					value = v
-					break
-				}
+			if k := slices.IndexFunc(from, func(m map[string]string) bool { _, ok := m[name]; return ok }); k >= 0 {
+				out.WriteString(from[k][name])
+			} else {
+				unknown = append(unknown, name)
+				out.WriteString(text[i : i+end+1])
 			}
-			out.WriteString(value)
 			i += end
 		default:
 			out.WriteByte('$')
 		}
 	}
-	return out.String()
-}
-
-// Vars is an environment as a map, to expand commands with.
-func Vars(env []string) map[string]string {
-	out := map[string]string{}
-	for _, v := range env {
-		if name, value, ok := strings.Cut(v, "="); ok {
-			out[name] = value
-		}
-	}
-	return out
+	return out.String(), unknown
 }
 
 // Field is a field of the Pod, by its path.

@@ -29,6 +29,21 @@ func Hostname(pod *corev1.Pod, zone string) (name, full string) {
 	return name, full
 }
 
+// longestHostname is what the kernel takes.
+const longestHostname = 64
+
+// KernelHostname is the host name that a Pod's processes see: the full name if the Pod asks for it and has one.
+func KernelHostname(pod *corev1.Pod, zone string) (string, error) {
+	name, full := Hostname(pod, zone)
+	if full == "" || pod.Spec.SetHostnameAsFQDN == nil || !*pod.Spec.SetHostnameAsFQDN {
+		return name, nil
+	}
+	if len(full) > longestHostname {
+		return "", fmt.Errorf("setHostnameAsFQDN: the Pod's full name %s has %d characters, and a host name can have %d: shorten the Pod's name or hostname, its subdomain or its namespace", full, len(full), longestHostname)
+	}
+	return full, nil
+}
+
 // Hosts is a Pod's /etc/hosts. A Pod on the node's network begins with the node's.
 func Hosts(pod *corev1.Pod, ips []netip.Addr, zone, nodes string) string {
 	var out strings.Builder
@@ -137,7 +152,10 @@ func unique(list []string) (out []string) {
 func SubPath(m *corev1.VolumeMount, vars map[string]string) (string, error) {
 	sub := m.SubPath
 	if m.SubPathExpr != "" {
-		sub = Expand(m.SubPathExpr, vars)
+		var unknown []string
+		if sub, unknown = expand(m.SubPathExpr, vars); len(unknown) > 0 {
+			return "", fmt.Errorf("subPathExpr %q of volume %s: the container's env has no %s", m.SubPathExpr, m.Name, strings.Join(unknown, ", "))
+		}
 	}
 	if path.IsAbs(sub) {
 		return "", fmt.Errorf("subPath %q of volume %s: must not be absolute", sub, m.Name)

@@ -36,9 +36,8 @@ type Process struct {
 	OOMScoreAdj     int
 }
 
-// ProcessOf reads a container's command and security context, and its Pod's.
-func ProcessOf(pod *corev1.Pod, c *corev1.Container, image Image, env []string) (Process, error) {
-	vars := Vars(env)
+// ProcessOf reads a container's command, in which $(NAME) is one of vars, its security context, and its Pod's. memory is the node's.
+func ProcessOf(pod *corev1.Pod, c *corev1.Container, image Image, vars map[string]string, memory int64) (Process, error) {
 	var p Process
 	command, args := c.Command, c.Args
 	if len(command) == 0 {
@@ -47,11 +46,14 @@ func ProcessOf(pod *corev1.Pod, c *corev1.Container, image Image, env []string) 
 			args = image.Cmd
 		}
 	}
-	for _, word := range command {
-		p.Args = append(p.Args, Expand(word, vars))
-	}
-	for _, word := range args {
-		p.Args = append(p.Args, Expand(word, vars))
+	// What the image says is taken as it is.
+	for _, list := range []struct{ words, own []string }{{command, c.Command}, {args, c.Args}} {
+		for _, word := range list.words {
+			if len(list.own) > 0 {
+				word = Expand(word, vars)
+			}
+			p.Args = append(p.Args, word)
+		}
 	}
 	p.Dir = c.WorkingDir
 	if p.Dir == "" {
@@ -87,7 +89,7 @@ func ProcessOf(pod *corev1.Pod, c *corev1.Container, image Image, env []string) 
 			return p, fmt.Errorf("seccompProfile.type Localhost: profiles of the node's own are not supported; use RuntimeDefault")
 		}
 	}
-	p.OOMScoreAdj = oomScore(pod, c)
+	p.OOMScoreAdj = oomScore(pod, c, memory)
 	return p, nil
 }
 
@@ -208,17 +210,34 @@ func capabilities(own *corev1.SecurityContext) (uint64, error) {
 	return set, nil
 }
 
-// oomScore says who goes first when the machine has no memory left, as kubelets do: those that asked for none.
-func oomScore(pod *corev1.Pod, c *corev1.Container) int {
+// The scores of those who go last and first when the machine has no memory left, and the priority from which on Pods are the node's own.
+const (
+	lastToGo, firstToGo = -997, 1000
+	nodeCritical        = 2_000_001_000
+)
+
+// oomScore says who goes first when the machine has no memory left, as kubelets do: those that asked for none, then the others, the
+// sooner the smaller the part of the machine's memory is that they asked for. A sidecar stays as long as what it is for.
+func oomScore(pod *corev1.Pod, c *corev1.Container, memory int64) int {
+	if p := pod.Spec.Priority; p != nil && *p >= nodeCritical {
+		return lastToGo
+	}
 	switch pod.Status.QOSClass {
 	case corev1.PodQOSGuaranteed:
-		return -997
+		return lastToGo
 	case corev1.PodQOSBurstable:
-		const small = 999
-		if r := c.Resources.Requests.Memory().Value(); r > 0 {
-			return int(max(2, min(small, small-r>>24))) // the more it asked for, the later
+		score := burstableScore(c, memory)
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			for i := range pod.Spec.Containers {
+				score = min(score, burstableScore(&pod.Spec.Containers[i], memory))
+			}
 		}
-		return small
+		return score
 	}
-	return 1000
+	return firstToGo
+}
+
+func burstableScore(c *corev1.Container, memory int64) int {
+	part := float64(c.Resources.Requests.Memory().Value()) / float64(max(memory, 1))
+	return max(firstToGo+lastToGo, min(firstToGo-int(firstToGo*part), firstToGo-1))
 }

@@ -81,11 +81,20 @@ func TestEnv(t *testing.T) {
 		{Name: "PASSWORD", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "secret"}, Key: "password"}}},
 		{Name: "ABSENT", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "config"}, Key: "none", Optional: ptr.To(true)}}},
 	}
-	env, err := Env(pod, c, []string{"PATH=/image", "OWN=image"}, facts, objects{})
+	named := facts
+	named.Hostname = "p"
+	env, vars, err := Env(pod, c, []string{"PATH=/image", "OWN=image", "IMAGES=x"}, named, objects{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := Vars(env)
+	got := map[string]string{}
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		got[name] = value
+	}
+	if _, known := vars["IMAGES"]; known || vars["PATH"] != "" || vars["OWN"] != "mine" || vars["C_key"] != "from config" || vars["WEB_SERVICE_HOST"] != "10.96.0.1" {
+		t.Errorf("$(NAME) can mean %v", vars)
+	}
 	if len(got) != len(env) {
 		t.Errorf("a name is there twice: %v", env)
 	}
@@ -107,7 +116,7 @@ func TestEnv(t *testing.T) {
 		`there is no such container`:    {ResourceFieldRef: &corev1.ResourceFieldSelector{ContainerName: "none", Resource: "limits.cpu"}},
 		"of a kind that this node does": {},
 	} {
-		_, err := Env(pod, &corev1.Container{Env: []corev1.EnvVar{{Name: "BAD", ValueFrom: bad}}}, nil, facts, objects{})
+		_, _, err := Env(pod, &corev1.Container{Env: []corev1.EnvVar{{Name: "BAD", ValueFrom: bad}}}, nil, facts, objects{})
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "env BAD") {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -127,22 +136,22 @@ func TestField(t *testing.T) {
 }
 
 func TestProcess(t *testing.T) {
-	image := Image{Entrypoint: []string{"/entry"}, Cmd: []string{"default"}, WorkingDir: "/image", UID: ptr.To[int64](10), GID: ptr.To[int64](20)}
+	image := Image{Entrypoint: []string{"/entry", "$$(V)"}, Cmd: []string{"$(V)"}, WorkingDir: "/image", UID: ptr.To[int64](10), GID: ptr.To[int64](20)}
 	for _, c := range []struct {
 		name      string
 		container corev1.Container
 		shared    corev1.PodSecurityContext
 		want      string
 	}{
-		{"the image's", corev1.Container{}, corev1.PodSecurityContext{}, "[/entry default] /image 10:20 [20]"},
-		{"args", corev1.Container{Args: []string{"$(V)"}}, corev1.PodSecurityContext{}, "[/entry v] /image 10:20 [20]"},
+		{"the image's", corev1.Container{}, corev1.PodSecurityContext{}, "[/entry $$(V) $(V)] /image 10:20 [20]"},
+		{"args", corev1.Container{Args: []string{"$(V)"}}, corev1.PodSecurityContext{}, "[/entry $$(V) v] /image 10:20 [20]"},
 		{"command", corev1.Container{Command: []string{"c", "$(V)"}, WorkingDir: "/w"}, corev1.PodSecurityContext{}, "[c v] /w 10:20 [20]"},
-		{"the Pod's user", corev1.Container{}, corev1.PodSecurityContext{RunAsUser: ptr.To[int64](5), SupplementalGroups: []int64{7, 20}, FSGroup: ptr.To[int64](9)}, "[/entry default] /image 5:20 [20 7 9]"},
-		{"its own user", corev1.Container{SecurityContext: &corev1.SecurityContext{RunAsUser: ptr.To[int64](6), RunAsGroup: ptr.To[int64](8)}}, corev1.PodSecurityContext{RunAsUser: ptr.To[int64](5)}, "[/entry default] /image 6:8 [8]"},
+		{"the Pod's user", corev1.Container{}, corev1.PodSecurityContext{RunAsUser: ptr.To[int64](5), SupplementalGroups: []int64{7, 20}, FSGroup: ptr.To[int64](9)}, "[/entry $$(V) $(V)] /image 5:20 [20 7 9]"},
+		{"its own user", corev1.Container{SecurityContext: &corev1.SecurityContext{RunAsUser: ptr.To[int64](6), RunAsGroup: ptr.To[int64](8)}}, corev1.PodSecurityContext{RunAsUser: ptr.To[int64](5)}, "[/entry $$(V) $(V)] /image 6:8 [8]"},
 	} {
 		pod := testPod()
 		pod.Spec.SecurityContext = &c.shared
-		p, err := ProcessOf(pod, &c.container, image, []string{"V=v"})
+		p, err := ProcessOf(pod, &c.container, image, map[string]string{"V": "v"}, 1<<30)
 		if got := fmt.Sprintf("%v %s %d:%d %v", p.Args, p.Dir, p.UID, p.GID, p.Groups); err != nil || got != c.want {
 			t.Errorf("%s: %s, %v, want %s", c.name, got, err, c.want)
 		}
@@ -155,7 +164,7 @@ func TestProcess(t *testing.T) {
 		"group 4294967295":           {RunAsGroup: ptr.To[int64](math.MaxUint32)},
 		"user or group 2147483648":   {RunAsUser: ptr.To[int64](math.MaxInt32 + 1)},
 	} {
-		if _, err := ProcessOf(testPod(), &corev1.Container{SecurityContext: context}, Image{}, nil); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ProcessOf(testPod(), &corev1.Container{SecurityContext: context}, Image{}, nil, 1<<30); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -165,7 +174,7 @@ func TestGroupsOutOfRange(t *testing.T) {
 	for _, shared := range []corev1.PodSecurityContext{{FSGroup: ptr.To[int64](math.MaxUint32)}, {SupplementalGroups: []int64{1, 1 << 32}}, {SupplementalGroups: []int64{-1}}} {
 		pod := testPod()
 		pod.Spec.SecurityContext = &shared
-		if _, err := ProcessOf(pod, &corev1.Container{}, Image{}, nil); err == nil || !strings.Contains(err.Error(), "must be a number from 0 to 2147483647") {
+		if _, err := ProcessOf(pod, &corev1.Container{}, Image{}, nil, 1<<30); err == nil || !strings.Contains(err.Error(), "must be a number from 0 to 2147483647") {
 			t.Errorf("%+v: %v", shared, err)
 		}
 	}
@@ -187,7 +196,7 @@ func TestRights(t *testing.T) {
 		{"no escalation", corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false)}, fmt.Sprintf("%x true false", usual)},
 		{"unconfined", corev1.SecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}}, fmt.Sprintf("%x false true", usual)},
 	} {
-		p, err := ProcessOf(testPod(), &corev1.Container{SecurityContext: &c.context}, Image{}, nil)
+		p, err := ProcessOf(testPod(), &corev1.Container{SecurityContext: &c.context}, Image{}, nil, 1<<30)
 		if got := fmt.Sprintf("%x %v %v", p.Capabilities, p.NoNewPrivileges, p.Unconfined); err != nil || got != c.want {
 			t.Errorf("%s: %s, %v, want %s", c.name, got, err, c.want)
 		}
@@ -250,12 +259,16 @@ func TestResolve(t *testing.T) {
 
 func TestSubPath(t *testing.T) {
 	vars := map[string]string{"UP": "..", "ROOT": "/tmp", "DOTS": "..a"}
+	if _, err := SubPath(&corev1.VolumeMount{Name: "v", SubPathExpr: "$(DOTS)/$(NONE)"}, vars); err == nil || !strings.Contains(err.Error(), `subPathExpr "$(DOTS)/$(NONE)" of volume v: the container's env has no NONE`) {
+		t.Errorf("a variable that there is not: %v", err)
+	}
 	for _, c := range []struct {
 		mount corev1.VolumeMount
 		want  string // empty: it is refused
 	}{
 		{corev1.VolumeMount{SubPath: "a/b"}, "a/b"},
 		{corev1.VolumeMount{SubPathExpr: "x/$(DOTS)"}, "x/..a"},
+		{corev1.VolumeMount{SubPathExpr: "$$(NONE)"}, "$(NONE)"},
 		{corev1.VolumeMount{SubPathExpr: "$(UP)"}, ""},
 		{corev1.VolumeMount{SubPathExpr: "a/$(UP)/b"}, ""},
 		{corev1.VolumeMount{SubPathExpr: "$(ROOT)"}, ""},
@@ -263,6 +276,65 @@ func TestSubPath(t *testing.T) {
 		got, err := SubPath(&c.mount, vars)
 		if got != c.want || (err == nil) != (c.want != "") {
 			t.Errorf("%+v: %q, %v", c.mount, got, err)
+		}
+	}
+}
+
+func TestKernelHostname(t *testing.T) {
+	long := strings.Repeat("x", 63)
+	for _, c := range []struct {
+		name, subdomain string
+		full            bool
+		want            string // empty: it is refused
+	}{
+		{"web", "sub", true, "web.sub.shop.svc.cluster.local"},
+		{"web", "sub", false, "web"},
+		{"web", "", true, "web"},
+		{long, "", true, long},
+		{strings.Repeat("x", 64-len(".sub.shop.svc.cluster.local")), "sub", true, strings.Repeat("x", 37) + ".sub.shop.svc.cluster.local"},
+		{strings.Repeat("x", 65-len(".sub.shop.svc.cluster.local")), "sub", true, ""},
+	} {
+		pod := testPod()
+		pod.Name, pod.Spec.Subdomain, pod.Spec.SetHostnameAsFQDN = c.name, c.subdomain, &c.full
+		got, err := KernelHostname(pod, "cluster.local")
+		if got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%+v: %q, %v", c, got, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), "has 65 characters, and a host name can have 64") {
+			t.Error(err)
+		}
+	}
+}
+
+func TestOOMScore(t *testing.T) {
+	const node = 4 << 30
+	with := func(memory string) corev1.Container {
+		return corev1.Container{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"memory": resource.MustParse(memory)}}}
+	}
+	sidecar := with("0")
+	sidecar.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+	for name, c := range map[string]struct {
+		class     corev1.PodQOSClass
+		container corev1.Container
+		priority  int32
+		want      int
+	}{
+		"guaranteed":     {corev1.PodQOSGuaranteed, with("1Gi"), 0, -997},
+		"best effort":    {corev1.PodQOSBestEffort, corev1.Container{}, 0, 1000},
+		"not known":      {"", corev1.Container{}, 0, 1000},
+		"nothing":        {corev1.PodQOSBurstable, corev1.Container{}, 0, 999},
+		"a little":       {corev1.PodQOSBurstable, with("1Mi"), 0, 999},
+		"a quarter":      {corev1.PodQOSBurstable, with("1Gi"), 0, 750},
+		"half":           {corev1.PodQOSBurstable, with("2Gi"), 0, 500},
+		"all":            {corev1.PodQOSBurstable, with("4Gi"), 0, 3},
+		"more than all":  {corev1.PodQOSBurstable, with("40Ti"), 0, 3},
+		"a sidecar":      {corev1.PodQOSBurstable, sidecar, 0, 500},
+		"the node's own": {corev1.PodQOSBestEffort, corev1.Container{}, 2_000_001_000, -997},
+		"the cluster's":  {corev1.PodQOSBestEffort, corev1.Container{}, 2_000_000_000, 1000},
+	} {
+		pod := &corev1.Pod{Spec: corev1.PodSpec{Priority: &c.priority, Containers: []corev1.Container{with("1Gi"), with("2Gi")}}, Status: corev1.PodStatus{QOSClass: c.class}}
+		if p, err := ProcessOf(pod, &c.container, Image{}, nil, node); err != nil || p.OOMScoreAdj != c.want {
+			t.Errorf("%s: %d, %v, want %d", name, p.OOMScoreAdj, err, c.want)
 		}
 	}
 }
