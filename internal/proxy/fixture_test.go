@@ -17,6 +17,10 @@ import (
 	"portal/internal/intent"
 	"portal/internal/plan"
 	"portal/internal/proxy/backend"
+	"portal/internal/proxy/iptables"
+	"portal/internal/proxy/ipvs"
+	"portal/internal/proxy/nftables"
+	"portal/internal/proxy/userspace"
 )
 
 // kernel is a mode that keeps what is applied in memory.
@@ -48,13 +52,14 @@ func (k *kernel) Limits() []string                              { return nil }
 func (k *kernel) Traits() backend.Traits                        { return traits[k.name] }
 func (k *kernel) Close() error                                  { k.closed = true; return nil }
 
-// traits are like those of the modes.
-var traits = map[string]backend.Traits{
-	"nftables":  {Traits: plan.Traits{PrimaryNodePorts: true, DropsUnassigned: true}, Automatic: true, FailureMetric: "sync_proxy_rules_nftables_sync_failures_total"},
-	"iptables":  {Traits: plan.Traits{Loopback4: true, LoopbackByDefault: true}, Automatic: true},
-	"ipvs":      {Fallback: "iptables"},
-	"userspace": {Traits: plan.Traits{Loopback4: true, Loopback6: true, Relays: true}, Automatic: true},
-}
+// traits are those of the modes.
+var traits = func() map[string]backend.Traits {
+	out := map[string]backend.Traits{}
+	for _, m := range []backend.Mode{nftables.New(nftables.Options{}), iptables.New(iptables.Options{}), ipvs.New(ipvs.Options{}), userspace.New(userspace.Options{})} {
+		out[m.Name()] = m.Traits()
+	}
+	return out
+}()
 
 // look puts what the test did before what the loop does next.
 func (k *kernel) look() {

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -279,6 +280,91 @@ func TestChoose(t *testing.T) {
 		}
 	}
 }
+
+// TestWarnsOfUnservedNodePorts: of loopback addresses for node ports that the mode can't serve, one line says so, and none of others.
+func TestWarnsOfUnservedNodePorts(t *testing.T) {
+	for _, c := range []struct {
+		mode, nodePorts string
+		warned          string
+	}{
+		{"nftables", "127.0.0.0/8", "127.0.0.0/8"},
+		{"ipvs", "127.0.0.0/8", "127.0.0.0/8"},
+		{"nftables", "localhost", "127.0.0.0/8"},
+		{"iptables", "::1/128", "::1/128"},
+		{"iptables", "127.0.0.0/8", ""},
+		{"userspace", "127.0.0.0/8", ""},
+		{"userspace", "::1/128", ""},
+		{"nftables", "192.0.2.0/24", ""},
+		{"nftables", "", ""},
+	} {
+		var log bytes.Buffer
+		in(t, func(o *Options) {
+			o.Modes[0].(*kernel).name, o.Mode = c.mode, c.mode
+			o.Config.Families = []intent.Family{intent.IPv4, intent.IPv6}
+			o.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+			if c.nodePorts != "" {
+				var err error
+				if o.Config.NodePorts, err = plan.ParseNodePortAddresses([]string{c.nodePorts}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}, func(w *world) { w.listed() })
+		var lines []string
+		for line := range strings.Lines(log.String()) {
+			if strings.Contains(line, "node ports") {
+				lines = append(lines, line)
+			}
+		}
+		want := fmt.Sprintf("mode=%s addresses=%s\n", c.mode, c.warned)
+		if c.warned == "" && lines != nil || c.warned != "" && (len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") || !strings.HasSuffix(lines[0], want)) {
+			t.Errorf("%s with --nodeport-addresses=%s says %q", c.mode, c.nodePorts, lines)
+		}
+	}
+}
+
+// TestFallbacks: what a mode could program only by its second way is counted in a metric and in /state, once.
+func TestFallbacks(t *testing.T) {
+	second := &secondWay{}
+	in(t, func(o *Options) {
+		second.kernel = o.Modes[0].(*kernel)
+		o.Modes = []backend.Mode{second}
+	}, func(w *world) {
+		r := prometheus.NewRegistry()
+		if err := w.proxy.Register(r); err != nil {
+			w.Fatal(err)
+		}
+		expect := func(want uint64) {
+			w.Helper()
+			if got := gathered(w, r)["portal_proxy_fallbacks_total{}"]; got != float64(want) {
+				w.Errorf("the metric is %v, want %d", got, want)
+			}
+			state, err := json.Marshal(w.proxy.State())
+			if err != nil {
+				w.Fatal(err)
+			}
+			if has := strings.Contains(string(state), fmt.Sprintf(`"fallbacks":%d`, want)); has != (want > 0) || want == 0 && strings.Contains(string(state), "fallbacks") {
+				w.Errorf("/state says %s, want %d fallbacks", state, want)
+			}
+		}
+		w.listed()
+		expect(0)
+		for i, step := range []struct{ more, want uint64 }{{2, 2}, {0, 2}, {1, 3}} {
+			second.times += step.more
+			w.cluster.SetSlice(slice("a", fmt.Sprintf("10.244.0.%d", i+2)))
+			w.settle()
+			expect(step.want)
+		}
+	})
+}
+
+// secondWay is a mode that says that it fell back.
+type secondWay struct {
+	*kernel
+	times uint64
+}
+
+func (s *secondWay) Open(context.Context) (backend.Backend, error) { return s, nil }
+func (s *secondWay) Fallbacks() uint64                             { return s.times }
 
 // TestCleansOthers: what other modes left goes once this one serves, and not before.
 func TestCleansOthers(t *testing.T) {
