@@ -77,8 +77,8 @@ func TestFallBackAndReturn(t *testing.T) {
 	refuse := func(nf.Message) unix.Errno { return unix.EOPNOTSUPP }
 	expect := func(when string, fallbacks uint64, overNetlink bool) {
 		t.Helper()
-		if b.fallbacks != fallbacks {
-			t.Errorf("%s: %d fallbacks, not %d", when, b.fallbacks, fallbacks)
+		if b.Fallbacks() != fallbacks {
+			t.Errorf("%s: %d fallbacks, not %d", when, b.Fallbacks(), fallbacks)
 		}
 		before := faults.Transactions
 		grow(s, 7, 1+len(s.Services[cluster(7, 0).Service.Key].Frontends[0].Routes[0].Pool.Endpoints)%4)
