@@ -13,10 +13,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"portal/internal/proxy/virtual"
 )
 
 // The node is the namespace that this process is in. Behind it, in a namespace of their own, are the Pods: every address
@@ -303,12 +304,12 @@ func resetIPVS() error {
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
 		return nil
 	}
-	h, err := ipvs.New("")
+	table, err := virtual.Dial()
 	if err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
-	defer h.Close()
-	if err := h.Flush(); err != nil {
+	defer table.Close()
+	if err := table.Flush(); err != nil {
 		return fmt.Errorf("ipvs: %w", err)
 	}
 	for _, name := range []string{"kube-ipvs0", "portal-ipvs0"} {

@@ -12,8 +12,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
+
+	"portal/internal/proxy/virtual"
 )
 
 // Leftover is one sort of rules of kube-proxy's.
@@ -200,24 +201,26 @@ func servers(remove bool) (Leftover, error) {
 		}
 	}
 	l.Count = 1 // the device itself
-	handle, err := ipvs.New("")
+	table, err := virtual.Dial()
 	if err == nil {
-		defer handle.Close()
-		var all []*ipvs.Service
-		all, err = handle.GetServices()
+		defer table.Close()
+		var all []virtual.Server
+		all, err = table.Servers()
 		for _, s := range all {
-			ip, _ := netip.AddrFromSlice(s.Address)
-			if !on[ip.Unmap()] && (s.Port < 30000 || s.Port > 32767) {
+			if !on[s.Addr] && (s.Port < 30000 || s.Port > 32767) {
 				continue
 			}
 			if remove {
-				if e := handle.DelService(s); e != nil {
+				if e := table.DelServer(s); e != nil {
 					err = errors.Join(err, e)
 					continue
 				}
 			}
 			l.Count++
 		}
+	}
+	if errors.Is(err, virtual.ErrNone) {
+		err = nil // so there are none
 	}
 	if remove {
 		if e := netlink.LinkDel(device); e != nil {

@@ -3,16 +3,13 @@ package ipvs
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os/exec"
 
-	driver "github.com/moby/ipvs"
-	"github.com/sirupsen/logrus"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"portal/internal/intent"
+	"portal/internal/proxy/virtual"
 )
 
 // kernel is what the mode talks to; tests have one of their own.
@@ -67,20 +64,17 @@ func openKernel() (*kernel, error) {
 		k.device.close()
 		return nil, err
 	}
-	if !hasFamily() {
+	switch table, err := virtual.Dial(); {
+	case errors.Is(err, virtual.ErrNone):
 		// Where there is no IPVS there is nothing of ours in it either.
 		k.director = noIPVS{}
-		return k, nil
-	}
-	// The driver logs an error where there is no modprobe, though IPVS is there and nothing is wrong.
-	logrus.SetOutput(io.Discard)
-	h, err := driver.New("")
-	if err != nil {
+	case err != nil:
 		k.device.close()
 		k.rules.close()
-		return nil, fmt.Errorf("open a connection to IPVS: %w", err)
+		return nil, err
+	default:
+		k.director = &ipvs{table}
 	}
-	k.director = &ipvs{h}
 	return k, nil
 }
 
@@ -109,24 +103,27 @@ func (k *kernel) ours(held map[netip.Addr]bool) (map[key]*server, error) {
 	return out, nil
 }
 
-// hasFamily says whether the kernel has IPVS, loaded.
-func hasFamily() bool {
-	_, err := netlink.GenlFamilyGet("IPVS")
-	return err == nil
-}
-
 // hasIPVS loads IPVS if need be, and says what to do if that fails.
 func hasIPVS() error {
-	if hasFamily() {
-		return nil
+	err := findIPVS()
+	if !errors.Is(err, virtual.ErrNone) {
+		return err
 	}
 	if path, err := exec.LookPath("modprobe"); err == nil {
 		_ = exec.Command(path, "ip_vs").Run()
 	}
-	if hasFamily() {
-		return nil
+	if err = findIPVS(); errors.Is(err, virtual.ErrNone) {
+		return fmt.Errorf("%w: load the module ip_vs (modprobe ip_vs), or choose another --proxy-mode", err)
 	}
-	return errors.New("this kernel has no IPVS: load the module ip_vs (modprobe ip_vs), or choose another --proxy-mode")
+	return err
+}
+
+func findIPVS() error {
+	table, err := virtual.Dial()
+	if err == nil {
+		table.Close()
+	}
+	return err
 }
 
 // noIPVS is the director of a kernel without IPVS.
@@ -136,9 +133,9 @@ func (noIPVS) servers() (map[key]*server, error) { return nil, nil }
 func (noIPVS) close()                            {}
 
 // ipvs is the kernel's own director.
-type ipvs struct{ *driver.Handle }
+type ipvs struct{ *virtual.Table }
 
-func (d *ipvs) close() { d.Handle.Close() }
+func (d *ipvs) close() { d.Close() }
 
 const (
 	flagPersistent = 0x1
@@ -146,20 +143,20 @@ const (
 	flagPorts = 0x10
 )
 
-func (k key) service() *driver.Service {
-	s := &driver.Service{FWMark: k.mark, AddressFamily: unix.AF_INET, Netmask: 0xffffffff}
+func (k key) virtual() virtual.Server {
+	s := virtual.Server{Mark: k.mark, Family: unix.AF_INET}
 	if k.family == intent.IPv6 {
-		s.AddressFamily, s.Netmask = unix.AF_INET6, 128
+		s.Family = unix.AF_INET6
 	}
 	if k.mark == 0 {
-		s.Address, s.Protocol, s.Port = k.addr.AsSlice(), uint16(k.protocol), k.port
+		s.Addr, s.Protocol, s.Port = k.addr, uint16(k.protocol), k.port
 	}
 	return s
 }
 
-func (s *server) service(at key) *driver.Service {
-	out := at.service()
-	out.SchedName = s.scheduler
+func (s *server) virtual(at key) virtual.Server {
+	out := at.virtual()
+	out.Scheduler = s.scheduler
 	if s.ports {
 		out.Flags |= flagPorts
 	}
@@ -167,57 +164,47 @@ func (s *server) service(at key) *driver.Service {
 }
 
 func (d *ipvs) servers() (map[key]*server, error) {
-	list, err := d.GetServices()
+	list, err := d.Servers()
 	if err != nil {
 		return nil, err
 	}
 	out := map[key]*server{}
 	for _, s := range list {
 		family := intent.IPv4
-		if s.AddressFamily == unix.AF_INET6 {
+		if s.Family == unix.AF_INET6 {
 			family = intent.IPv6
 		}
-		at := marked(s.FWMark, family)
-		if s.FWMark == 0 {
-			at.addr, _ = netip.AddrFromSlice(s.Address)
-			at.protocol, at.port = intent.Protocol(s.Protocol), s.Port
+		at := marked(s.Mark, family)
+		if s.Mark == 0 {
+			at.addr, at.protocol, at.port = s.Addr, intent.Protocol(s.Protocol), s.Port
 		}
-		out[at] = &server{scheduler: s.SchedName, ports: s.Flags&flagPorts != 0, persistent: s.Flags&flagPersistent != 0}
+		out[at] = &server{scheduler: s.Scheduler, ports: s.Flags&flagPorts != 0, persistent: s.Flags&flagPersistent != 0}
 	}
 	return out, nil
 }
 
 func (d *ipvs) dests(at key) (map[netip.AddrPort]*dest, error) {
-	list, err := d.GetDestinations(at.service())
+	list, err := d.Dests(at.virtual())
 	if err != nil {
 		return nil, err
 	}
 	out := map[netip.AddrPort]*dest{}
 	for _, e := range list {
-		a, _ := netip.AddrFromSlice(e.Address)
-		out[netip.AddrPortFrom(a, e.Port)] = &dest{e.Weight, e.ActiveConnections + e.InactiveConnections, e.ActiveConnections}
+		out[e.Addr] = &dest{e.Weight, e.Active + e.Inactive, e.Active}
 	}
 	return out, nil
 }
 
-func destination(to netip.AddrPort, weight int) *driver.Destination {
-	d := &driver.Destination{Address: to.Addr().AsSlice(), Port: to.Port(), Weight: weight, AddressFamily: unix.AF_INET}
-	if to.Addr().Is6() {
-		d.AddressFamily = unix.AF_INET6
-	}
-	return d
-}
+func (d *ipvs) addServer(at key, s *server) error { return d.AddServer(s.virtual(at)) }
 
-func (d *ipvs) addServer(at key, s *server) error { return d.NewService(s.service(at)) }
-
-func (d *ipvs) setServer(at key, s *server) error { return d.UpdateService(s.service(at)) }
+func (d *ipvs) setServer(at key, s *server) error { return d.SetServer(s.virtual(at)) }
 
 func (d *ipvs) delServer(at key) error {
-	return unless(unix.ESRCH, d.DelService(at.service()))
+	return unless(unix.ESRCH, d.DelServer(at.virtual()))
 }
 
 func (d *ipvs) addDest(at key, to netip.AddrPort, weight int) error {
-	err := d.NewDestination(at.service(), destination(to, weight))
+	err := d.AddDest(at.virtual(), virtual.Dest{Addr: to, Weight: weight})
 	if errors.Is(err, unix.EEXIST) {
 		return d.setDest(at, to, weight)
 	}
@@ -225,18 +212,18 @@ func (d *ipvs) addDest(at key, to netip.AddrPort, weight int) error {
 }
 
 func (d *ipvs) setDest(at key, to netip.AddrPort, weight int) error {
-	return d.UpdateDestination(at.service(), destination(to, weight))
+	return d.SetDest(at.virtual(), virtual.Dest{Addr: to, Weight: weight})
 }
 
 func (d *ipvs) delDest(at key, to netip.AddrPort) error {
-	return unless(unix.ENOENT, d.DelDestination(at.service(), destination(to, 0)))
+	return unless(unix.ENOENT, d.DelDest(at.virtual(), virtual.Dest{Addr: to}))
 }
 
 func (d *ipvs) configure(o Options) error {
 	if o.TCPTimeout == 0 && o.TCPFinTimeout == 0 && o.UDPTimeout == 0 {
 		return nil
 	}
-	return d.SetConfig(&driver.Config{TimeoutTCP: o.TCPTimeout, TimeoutTCPFin: o.TCPFinTimeout, TimeoutUDP: o.UDPTimeout})
+	return d.SetTimeouts(virtual.Timeouts{TCP: o.TCPTimeout, TCPFin: o.TCPFinTimeout, UDP: o.UDPTimeout})
 }
 
 // unless makes an error that says that it was done already nil.

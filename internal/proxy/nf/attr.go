@@ -28,7 +28,8 @@ func finish(b []byte, start int) []byte {
 	return b
 }
 
-func appendAttr(b []byte, typ uint16, value []byte) []byte {
+// AppendAttr writes an attribute, padded.
+func AppendAttr(b []byte, typ uint16, value []byte) []byte {
 	b = binary.NativeEndian.AppendUint16(b, uint16(4+len(value)))
 	b = binary.NativeEndian.AppendUint16(b, typ)
 	return pad(append(b, value...))
@@ -69,8 +70,8 @@ func pad(b []byte) []byte {
 
 func align(n int) int { return (n + 3) &^ 3 }
 
-// attributes walks over the attributes of a message.
-func attributes(b []byte) func(yield func(typ uint16, value []byte) bool) {
+// Attributes walks over the attributes of a message.
+func Attributes(b []byte) func(yield func(typ uint16, value []byte) bool) {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= 4 {
 			size := int(binary.NativeEndian.Uint16(b))
@@ -87,7 +88,7 @@ func attributes(b []byte) func(yield func(typ uint16, value []byte) bool) {
 
 // attr returns the value of the first attribute of a type, nil if there is none.
 func attr(b []byte, typ uint16) []byte {
-	for t, v := range attributes(b) {
+	for t, v := range Attributes(b) {
 		if t == typ {
 			return v
 		}

@@ -220,7 +220,7 @@ func describe(typ uint16, attrs []byte, offset int) string {
 	var keys [][]byte
 	list := attr(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	at := len(attrs) - len(list) // the list is the last attribute
-	for _, v := range attributes(list) {
+	for _, v := range Attributes(list) {
 		if offset >= at && offset < at+4+align(len(v)) || offset < 0 {
 			keys = append(keys, readElement(v).Key)
 		}

@@ -27,7 +27,7 @@ func appendExpr(b []byte, name string, fill func([]byte) []byte) []byte {
 }
 
 func appendData(b []byte, typ uint16, value []byte) []byte {
-	return appendNested(b, typ, func(b []byte) []byte { return appendAttr(b, unix.NFTA_DATA_VALUE, value) })
+	return appendNested(b, typ, func(b []byte) []byte { return AppendAttr(b, unix.NFTA_DATA_VALUE, value) })
 }
 
 // Meta loads metadata of a packet (NFT_META_*) into Dst, or sets it from Src.
@@ -136,8 +136,8 @@ type Counter struct{}
 
 func (Counter) Append(b []byte) []byte {
 	return appendExpr(b, "counter", func(b []byte) []byte {
-		b = appendAttr(b, unix.NFTA_COUNTER_BYTES, make([]byte, 8))
-		return appendAttr(b, unix.NFTA_COUNTER_PACKETS, make([]byte, 8))
+		b = AppendAttr(b, unix.NFTA_COUNTER_BYTES, make([]byte, 8))
+		return AppendAttr(b, unix.NFTA_COUNTER_PACKETS, make([]byte, 8))
 	})
 }
 
@@ -246,7 +246,7 @@ func (e Dynset) Append(b []byte) []byte {
 		}
 		b = appendUint32(b, unix.NFTA_DYNSET_OP, e.Op)
 		if e.Timeout != 0 {
-			b = appendAttr(b, unix.NFTA_DYNSET_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds())))
+			b = AppendAttr(b, unix.NFTA_DYNSET_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds())))
 		}
 		return appendString(b, unix.NFTA_DYNSET_SET_NAME, e.Set.Name)
 	})
@@ -290,7 +290,7 @@ func (e Ct) Append(b []byte) []byte {
 	return appendExpr(b, "ct", func(b []byte) []byte {
 		b = appendUint32(b, unix.NFTA_CT_KEY, e.Key)
 		if e.Direction != NoDirection {
-			b = appendAttr(b, unix.NFTA_CT_DIRECTION, []byte{byte(e.Direction - Original)})
+			b = AppendAttr(b, unix.NFTA_CT_DIRECTION, []byte{byte(e.Direction - Original)})
 		}
 		if e.Src != 0 {
 			return appendUint32(b, unix.NFTA_CT_SREG, e.Src)
@@ -312,7 +312,7 @@ func (e Reject) Append(b []byte) []byte {
 	}
 	return appendExpr(b, "reject", func(b []byte) []byte {
 		b = appendUint32(b, unix.NFTA_REJECT_TYPE, typ)
-		return appendAttr(b, unix.NFTA_REJECT_ICMP_CODE, []byte{e.Code})
+		return AppendAttr(b, unix.NFTA_REJECT_ICMP_CODE, []byte{e.Code})
 	})
 }
 
@@ -404,7 +404,7 @@ func (e Extension) Append(b []byte) []byte {
 	return appendExpr(b, kind, func(b []byte) []byte {
 		b = appendString(b, name, e.Name)
 		b = appendUint32(b, revision, e.Revision)
-		return appendAttr(b, info, padded)
+		return AppendAttr(b, info, padded)
 	})
 }
 

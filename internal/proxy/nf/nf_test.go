@@ -451,7 +451,7 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, b []byte) {
 		for m := range Messages(b) {
 			_, _ = m.errno(), m.errorOffset()
-			for _, v := range attributes(m.Body) {
+			for _, v := range Attributes(m.Body) {
 				readElement(v)
 			}
 			describe(m.Type&0xff, m.Body, 40)

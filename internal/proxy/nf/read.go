@@ -168,7 +168,7 @@ func (s *Socket) readChains(t *Table) (out map[string]chainState, err error) {
 func (s *Socket) Elements(set *Set, reset func(), got func(Element)) error {
 	body := appendString(appendString(nil, unix.NFTA_SET_ELEM_LIST_TABLE, set.Table.Name), unix.NFTA_SET_ELEM_LIST_SET, set.Name)
 	err := s.dump(set.Table.Family, unix.NFT_MSG_GETSETELEM, body, reset, func(m []byte) {
-		for _, v := range attributes(attr(m, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+		for _, v := range Attributes(attr(m, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 			got(readElement(v))
 		}
 	})

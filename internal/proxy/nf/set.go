@@ -101,7 +101,7 @@ func (s *Set) append(b []byte, id uint32) []byte {
 	}
 	if len(s.Key) == 1 && s.Key[0] == NumberField {
 		const keyByteOrder, hostByteOrder = 0, 1 // for the nft tool: NFTNL_UDATA_SET_KEYBYTEORDER
-		b = appendAttr(b, unix.NFTA_SET_USERDATA, append([]byte{keyByteOrder, 4}, Number(hostByteOrder)...))
+		b = AppendAttr(b, unix.NFTA_SET_USERDATA, append([]byte{keyByteOrder, 4}, Number(hostByteOrder)...))
 	}
 	return appendNested(b, unix.NFTA_SET_DESC, s.describe)
 }
@@ -149,7 +149,7 @@ func (s *Set) appendElement(b []byte, e *Element, withData bool) []byte {
 		b = appendValue(b, unix.NFTA_SET_ELEM_DATA, e.Data)
 	}
 	if withData && e.Timeout > 0 {
-		b = appendAttr(b, unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds())))
+		b = AppendAttr(b, unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds())))
 	}
 	return finishNested(b, start, unix.NFTA_LIST_ELEM)
 }
@@ -157,13 +157,13 @@ func (s *Set) appendElement(b []byte, e *Element, withData bool) []byte {
 func appendValue(b []byte, typ uint16, value []byte) []byte {
 	b = binary.NativeEndian.AppendUint16(b, uint16(8+len(value)))
 	b = binary.NativeEndian.AppendUint16(b, typ|unix.NLA_F_NESTED)
-	return appendAttr(b, unix.NFTA_DATA_VALUE, value)
+	return AppendAttr(b, unix.NFTA_DATA_VALUE, value)
 }
 
 // readElement reads one as the kernel lists it.
 func readElement(m []byte) (e Element) {
 	value := func(v []byte) []byte { return attr(v, unix.NFTA_DATA_VALUE) }
-	for typ, v := range attributes(m) {
+	for typ, v := range Attributes(m) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_EXPIRATION:
 			if len(v) == 8 {

@@ -63,7 +63,7 @@ type RuleInfo struct {
 
 // JumpsTo is the chain that the rule sends every packet to, if it does nothing else but count them.
 func (r RuleInfo) JumpsTo() (chain string) {
-	for _, e := range attributes(r.Expressions) {
+	for _, e := range Attributes(r.Expressions) {
 		switch attrString(e, unix.NFTA_EXPR_NAME) {
 		case "counter":
 		case "immediate":
@@ -84,7 +84,7 @@ func (r RuleInfo) JumpsTo() (chain string) {
 // for what the kernel lists of it: without counters, registers and attributes that kernels add.
 func AppendMeaning(b, expressions []byte) []byte {
 	const name, revision, info = 1, 2, 3 // NFTA_MATCH_*, NFTA_TARGET_*
-	for _, e := range attributes(expressions) {
+	for _, e := range Attributes(expressions) {
 		kind, data := attrString(e, unix.NFTA_EXPR_NAME), attr(e, unix.NFTA_EXPR_DATA)
 		if kind == "counter" {
 			continue

@@ -1,5 +1,6 @@
 // Package nf is a client of the kernel's nf_tables over netlink: typed rules and sets, transactions that the kernel carries
-// out all or none, and reading back what is there. It knows nothing of Services.
+// out all or none, and reading back what is there. Its requests are also those of other clients over netlink. It knows
+// nothing of Services.
 package nf
 
 import (
@@ -12,43 +13,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn carries datagrams to the kernel and back.
-type Conn interface {
-	Send(msg []byte) error
-	// Receive waits for a datagram until the deadline, and returns os.ErrDeadlineExceeded if none has come.
-	Receive(buf []byte, deadline time.Time) (int, error)
-	Close() error
-}
-
 // Socket asks nf_tables of one network namespace, and changes it.
 type Socket struct {
-	conn Conn
-	seq  uint32
-	in   []byte
+	*Client
 	// verified is the generation in which all tables were known to be as they were written; 0: none.
 	verified uint32
 }
 
-// timeout is how long the kernel may take to answer, and to go on with a list.
-const timeout = 10 * time.Second
-
 // Dial opens a socket in the calling thread's network namespace.
 func Dial() (*Socket, error) {
-	c, err := dial()
+	c, err := Connect(unix.NETLINK_NETFILTER, sendBuffer)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("opening a netlink socket to nf_tables: %w", err)
 	}
 	return NewSocket(c), nil
 }
 
+// sendBuffer is how large a transaction may be. It is a limit, not memory: a transaction is one datagram, with about 45
+// bytes for each element of a set and 500 for a rule.
+const sendBuffer = 256 << 20
+
 // NewSocket returns a socket on a connection.
-func NewSocket(c Conn) *Socket { return &Socket{conn: c, in: make([]byte, 64<<10)} }
+func NewSocket(c Conn) *Socket { return &Socket{Client: NewClient(c, "nf_tables")} }
 
 // Wrap puts something between the socket and its connection, for tests.
 func (s *Socket) Wrap(wrap func(Conn) Conn) { s.conn = wrap(s.conn) }
-
-// Close closes it.
-func (s *Socket) Close() error { return s.conn.Close() }
 
 // Spare keeps a socket from one use for the next: whoever closes a socket waits in the kernel until everything is freed
 // that was deleted before, and so does everybody else who would change something meanwhile.
@@ -206,13 +195,6 @@ func (m *Message) errorOffset() int {
 	return 0
 }
 
-func (s *Socket) send(msg []byte) error {
-	if err := s.conn.Send(msg); err != nil {
-		return fmt.Errorf("sending to nf_tables: %w", err)
-	}
-	return nil
-}
-
 // get asks for one thing.
 func (s *Socket) get(family byte, typ uint16, body []byte, got func(attrs []byte)) error {
 	return s.ask(family, typ, unix.NLM_F_ACK, body, got)
@@ -231,104 +213,11 @@ func (s *Socket) dump(family byte, typ uint16, body []byte, reset func(), got fu
 }
 
 func (s *Socket) ask(family byte, typ, flags uint16, body []byte, got func(attrs []byte)) error {
-	s.seq++
-	msg := appendHeader(nil, typ, unix.NLM_F_REQUEST|flags, s.seq, family)
-	if err := s.send(finish(append(msg, body...), 0)); err != nil {
-		return err
-	}
-	interrupted := false
-	for {
-		n, err := s.conn.Receive(s.in, time.Now().Add(timeout))
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return fmt.Errorf("nf_tables has not answered a request within %v", timeout)
-		}
-		if err != nil {
-			return fmt.Errorf("reading the answer of nf_tables: %w", err)
-		}
-		for m := range Messages(s.in[:n]) {
-			if m.Seq != s.seq {
-				continue // of a request that nobody waits for any more
-			}
-			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
-			switch m.Type {
-			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
-				if errno := m.errno(); errno != 0 {
-					return errno
-				}
-				if interrupted {
-					return unix.EINTR
-				}
-				return nil
-			default:
-				if len(m.Body) >= 4 {
-					got(m.Body[4:])
-				}
-			}
-		}
-	}
+	head := append(make([]byte, 0, 4+len(body)), family, unix.NFNETLINK_V0, 0, 0)
+	return s.Ask(unix.NFNL_SUBSYS_NFTABLES<<8|typ, flags, append(head, body...), got)
 }
 
 // unsupported says whether an error means that the kernel has no nf_tables, or not for a family.
 func unsupported(err error) bool {
 	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EINVAL)
-}
-
-// kernelConn is a netlink socket.
-type kernelConn struct{ fd int }
-
-const (
-	// sendBuffer is how large a transaction may be. It is a limit, not memory: a transaction is one datagram, with about 45
-	// bytes for each element of a set and 500 for a rule.
-	sendBuffer = 256 << 20
-	// replyBuffer holds the kernel's complaints about one transaction.
-	replyBuffer = 16 << 20
-)
-
-func dial() (*kernelConn, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, fmt.Errorf("opening a netlink socket to nf_tables: %w", err)
-	}
-	// Without the privilege these fail, and so will the transaction, which has the clearer error.
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer)
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, replyBuffer)
-	// A complaint needn't carry the message that it is about, but should say where in it the mistake is.
-	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
-	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("setting up the netlink socket to nf_tables: %w", err)
-	}
-	return &kernelConn{fd}, nil
-}
-
-func (c *kernelConn) Close() error { return unix.Close(c.fd) }
-
-func (c *kernelConn) Send(msg []byte) error {
-	for {
-		if err := unix.Sendto(c.fd, msg, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != unix.EINTR {
-			return err
-		}
-	}
-}
-
-func (c *kernelConn) Receive(buf []byte, deadline time.Time) (int, error) {
-	for {
-		n, _, err := unix.Recvfrom(c.fd, buf, unix.MSG_DONTWAIT)
-		if err == nil {
-			return n, nil
-		}
-		if err == unix.EINTR {
-			continue
-		}
-		if err != unix.EAGAIN {
-			return 0, err
-		}
-		left := time.Until(deadline).Milliseconds()
-		if deadline.IsZero() || left <= 0 {
-			return 0, os.ErrDeadlineExceeded
-		}
-		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLIN}}, int(left)); err != nil && err != unix.EINTR {
-			return 0, err
-		}
-	}
 }

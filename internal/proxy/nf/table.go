@@ -122,7 +122,7 @@ func (b *Batch) Replace(t *Table, present *Present) {
 		}
 		m = appendUint32(m, unix.NFTA_TABLE_FLAGS, flags)
 		if t.Comment != "" {
-			m = appendAttr(m, userData, appendUserData(comment, t.Comment))
+			m = AppendAttr(m, userData, appendUserData(comment, t.Comment))
 		}
 		return m
 	})
@@ -268,7 +268,7 @@ func (b *Batch) AddChain(t *Table, chain Chain) {
 			m = appendString(m, unix.NFTA_RULE_TABLE, t.Name)
 			m = appendString(m, unix.NFTA_RULE_CHAIN, chain.Name)
 			m = appendNested(m, unix.NFTA_RULE_EXPRESSIONS, func(m []byte) []byte { return append(m, encoded[i]...) })
-			return appendAttr(m, unix.NFTA_RULE_USERDATA, ruleUserData(comments[i], state.tags[i]))
+			return AppendAttr(m, unix.NFTA_RULE_USERDATA, ruleUserData(comments[i], state.tags[i]))
 		})
 	}
 }
