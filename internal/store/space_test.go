@@ -1,10 +1,12 @@
 package store
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/klog/v2"
 )
 
 const smallQuota = 8 << 20
@@ -58,13 +61,57 @@ func (f fixture) fill(t *testing.T) (int, error) {
 
 func (f fixture) becomes(t *testing.T, writable bool) {
 	t.Helper()
+	eventually(t, func() error {
+		if err := f.Writable(); (err == nil) != writable {
+			return fmt.Errorf("writable should be %v, but: %v", writable, err)
+		}
+		return nil
+	})
+}
+
+// log is what has been logged.
+type log struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+// logged keeps what is logged until the test ends.
+func logged(t *testing.T) *log {
+	l := &log{}
+	t.Cleanup(klog.CaptureState().Restore)
+	klog.LogToStderr(false)
+	klog.SetOutputBySeverity("INFO", l) // errors are written there, too
+	return l
+}
+
+func (l *log) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Buffer.Write(b)
+}
+
+// with are the lines that contain a text.
+func (l *log) with(text string) (out []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.String()) {
+		if strings.Contains(line, text) {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// eventually polls until check has nothing to complain about.
+func eventually(t *testing.T, check func() error) {
+	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		err := f.Writable()
-		if (err == nil) == writable {
+		err := check()
+		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("writable should be %v, but: %v", writable, err)
+			t.Fatal(err)
 		}
 	}
 }
@@ -72,6 +119,7 @@ func (f fixture) becomes(t *testing.T, writable bool) {
 // An etcd that is full of live data says so, serves reads and deletions, and accepts writes again when enough was
 // deleted, without anybody's help.
 func TestFullOfLiveData(t *testing.T) {
+	log := logged(t)
 	f := openWith(t, small(t))
 	n, err := f.fill(t)
 	var status apierrors.APIStatus
@@ -82,6 +130,12 @@ func TestFullOfLiveData(t *testing.T) {
 	if err := f.Writable(); !strings.Contains(err.Error(), "--etcd-quota-bytes") {
 		t.Errorf("the reason does not say what to do: %v", err)
 	}
+	eventually(t, func() error {
+		if lines := log.with("storage refuses writes"); len(lines) == 0 || !strings.Contains(lines[0], `reason="etcd is full`) || !strings.Contains(lines[0], "--etcd-quota-bytes") {
+			return fmt.Errorf("the log does not say that writes are refused, and why: %q", lines)
+		}
+		return nil
+	})
 	if err := f.claiming.Get(t.Context(), "/configmaps/large-0", storage.GetOptions{}, &corev1.ConfigMap{}); err != nil {
 		t.Errorf("a read: %v", err)
 	}
@@ -91,6 +145,12 @@ func TestFullOfLiveData(t *testing.T) {
 		}
 	}
 	f.becomes(t, true)
+	eventually(t, func() error {
+		if refused, accepted := log.with("storage refuses writes"), log.with("storage accepts writes again"); len(accepted) != len(refused) {
+			return fmt.Errorf("the log says %q and %q", refused, accepted)
+		}
+		return nil
+	})
 	if err := f.createLarge(t, "after"); err != nil {
 		t.Errorf("a write after there was room again: %v", err)
 	}
