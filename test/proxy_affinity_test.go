@@ -1,7 +1,10 @@
 package test
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -106,4 +109,56 @@ func TestAffinity(t *testing.T) {
 		t.Errorf("after the time-out, only %d of %d clients are somewhere else", again, len(clients))
 	}
 	t.Logf("after the time-out, %d of %d clients are somewhere else", again, len(clients))
+}
+
+// TestUserspaceAffinity: in the userspace mode, whose affinity is in its process, clients stay with their endpoints through a
+// restart and through a kill. Endpoints are chosen in turn, so that a proxy that knew nobody would give clients who come in
+// another order other ones.
+func TestUserspaceAffinity(t *testing.T) {
+	rootOnly(t)
+	l := newProxyLab(t, "userspace")
+	made := l.create(t, labService("sticky", func(s *corev1.ServiceSpec) { s.SessionAffinity = corev1.ServiceAffinityClientIP }),
+		labSlice("sticky", intent.IPv4, l.MorePods(t, 8), nil))
+	l.start(t)
+	l.synced(t)
+
+	to := netip.AddrPortFrom(netip.MustParseAddr(made.Spec.ClusterIP), 80)
+	home := map[netip.Addr]netip.AddrPort{}
+	visit := func(when string, clients []netip.Addr) {
+		t.Helper()
+		for _, c := range clients {
+			who, err := l.Outside.Ask(intent.TCP, c, to, vigilPatience)
+			if err != nil {
+				t.Fatalf("%s: client %s: %v", when, c, err)
+			}
+			if before, known := home[c]; known && who != before {
+				t.Errorf("%s: client %s moved from %s to %s", when, c, before, who)
+			}
+			home[c] = who
+		}
+	}
+	all := l.Clients(t, 48)
+	clients, more := all[:24], all[24:]
+	visit("at first", clients)
+	l.stop(t) // which saves those who have only just come
+	l.start(t)
+	l.synced(t)
+	slices.Reverse(clients)
+	visit("after a restart", clients)
+
+	visit("at first", more)
+	eventually(t, time.Minute, "all clients are saved", func() string {
+		saved := l.run(t, "nft", "list", "map", "ip", "portal-userspace", "affinity")
+		for _, c := range more {
+			if !strings.Contains(saved, c.String()+" ") {
+				return fmt.Sprintf("%s is not in %s", c, saved)
+			}
+		}
+		return ""
+	})
+	l.kill(t)
+	l.start(t)
+	l.synced(t)
+	slices.Reverse(more)
+	visit("after kill -9", slices.Concat(more, clients))
 }
