@@ -82,6 +82,15 @@ func TestFullStorage(t *testing.T) {
 		if _, answer := who.ask(t, "GET", "/metrics", ""); !strings.Contains(answer, "portal_storage_writes_refused 1") {
 			t.Error("no metric says that writes are refused")
 		}
+		waitFor(t, "the log says that writes are refused, and why", func() bool {
+			log, err := os.ReadFile(api.Log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, line, found := strings.Cut(string(log), "storage refuses writes")
+			line, _, _ = strings.Cut(line, "\n")
+			return found && strings.Contains(line, "etcd is full") && strings.Contains(line, "--etcd-quota-bytes")
+		})
 	}
 	said(who)
 	// It starts again: without the one check it is ready.
