@@ -46,7 +46,7 @@ func restarted(output string, kills int) error {
 		return errors.New("the output doesn't say which kernel it is")
 	}
 	if major, minor := number(release[1]), number(release[2]); major > 6 || major == 6 && minor >= 17 {
-		return fmt.Errorf("Linux %s has no look-ups that meet a commit half-way", release[0])
+		return fmt.Errorf("Linux %s has no look-ups that meet a commit half-way", strings.TrimSpace(release[0]))
 	}
 	counts := regexp.MustCompile(`(\d+) kills; (\d+) starts got as far as a first sync`).FindStringSubmatch(output)
 	if counts == nil {
