@@ -1,6 +1,7 @@
 package house
 
 import (
+	"go/ast"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -59,17 +60,87 @@ func TestMap(t *testing.T) {
 	}
 }
 
-// TestPointers checks that the files exist in which CONTRIBUTING.md says things are decided.
+// TestPointers checks where CONTRIBUTING.md says things are decided: the files exist and declare what is said to be in them, and each
+// question is there once.
 func TestPointers(t *testing.T) {
-	found := regexp.MustCompile("`((?:cmd|internal)/[^`]+)`").FindAllStringSubmatch(section(t, read(t, "CONTRIBUTING.md"), "Where is it decided …"), -1)
-	if len(found) < 10 {
-		t.Fatalf("only %d pointers found", len(found))
-	}
-	for _, m := range found {
-		if !exists(m[1]) {
-			t.Errorf("CONTRIBUTING.md points to %s, which does not exist", m[1])
+	declared := map[string][]string{} // names by file, and by folder
+	for _, f := range files(t) {
+		for _, name := range declarations(f.syntax) {
+			declared[f.path], declared[f.dir] = append(declared[f.path], name), append(declared[f.dir], name)
 		}
 	}
+	name := regexp.MustCompile(`^\w+$`)
+	asked := map[string]bool{}
+	pointers := 0
+	for row := range strings.Lines(section(t, read(t, "CONTRIBUTING.md"), "Where is it decided …")) {
+		question, answer, found := strings.Cut(strings.TrimPrefix(row, "| "), " | ")
+		if !found || !strings.Contains(answer, "`") {
+			continue
+		}
+		if asked[question] {
+			t.Errorf("CONTRIBUTING.md says twice where it is decided %s", question)
+		}
+		asked[question] = true
+		folder := ""
+		var names []string // that the next path is to have
+		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(answer, -1) {
+			path := m[1]
+			switch bare := strings.HasSuffix(path, ".go") && !strings.Contains(path, "/"); {
+			case name.MatchString(path):
+				names = append(names, path)
+				continue
+			case bare:
+				path = folder + "/" + path
+			case !strings.HasPrefix(path, "cmd/") && !strings.HasPrefix(path, "internal/"):
+				continue // a command, a flag, what somebody asks for
+			}
+			pointers++
+			if !exists(path) {
+				t.Errorf("%s: %s does not exist", question, path)
+			}
+			for _, one := range names {
+				if !slices.Contains(declared[path], one) {
+					t.Errorf("%s: %s does not declare %s", question, path, one)
+				}
+			}
+			names, folder = nil, strings.TrimSuffix(path, "/"+filepath.Base(path))
+			if !strings.Contains(filepath.Base(path), ".") {
+				folder = path
+			}
+		}
+		if len(names) > 0 {
+			t.Errorf("%s: no path is behind %q", question, names)
+		}
+	}
+	if pointers < 10 {
+		t.Fatalf("only %d pointers found", pointers)
+	}
+}
+
+// declarations are the names that a file declares: functions, types with their methods and fields, variables and constants.
+func declarations(of *ast.File) (out []string) {
+	ast.Inspect(of, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			out = append(out, n.Name.Name)
+			return false
+		case *ast.TypeSpec:
+			out = append(out, n.Name.Name)
+		case *ast.ValueSpec:
+			out = append(out, namesOf(n.Names)...)
+		case *ast.Field:
+			out = append(out, namesOf(n.Names)...)
+		}
+		return true
+	})
+	return out
+}
+
+func namesOf(list []*ast.Ident) (out []string) {
+	for _, n := range list {
+		out = append(out, n.Name)
+	}
+	return out
 }
 
 // TestDecisions checks that the index of decisions has every page, with the page's own title.
