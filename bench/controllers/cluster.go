@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -13,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"portal/bench/report"
+	"portal/test/harness"
 )
 
 const (
@@ -28,7 +26,6 @@ type cluster struct {
 	options
 	client     kubernetes.Interface
 	seen       *observer
-	stop       context.CancelFunc
 	dir        string
 	kubeconfig string
 	members    [][]string // by Service: the names of its Pods
@@ -36,64 +33,17 @@ type cluster struct {
 	generation int
 }
 
-func newCluster(ctx context.Context, config *rest.Config, o options) (*cluster, error) {
-	config.ContentType, config.WarningHandler = "application/vnd.kubernetes.protobuf", rest.NoWarnings{}
-	client, err := kubernetes.NewForConfig(config)
+func newCluster(ctx context.Context, api *harness.API, o options, dir string) (*cluster, error) {
+	client, err := harness.Connect(api.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{options: o, client: client, members: make([][]string, o.services)}
-	if c.dir, err = os.MkdirTemp("", "portal-bench-"); err != nil {
-		return nil, err
-	}
-	c.kubeconfig = filepath.Join(c.dir, "kubeconfig")
-	file := clientcmdapi.NewConfig()
-	file.Clusters["x"] = &clientcmdapi.Cluster{Server: config.Host, InsecureSkipTLSVerify: true}
-	file.AuthInfos["x"] = &clientcmdapi.AuthInfo{Token: config.BearerToken}
-	file.Contexts["x"] = &clientcmdapi.Context{Cluster: "x", AuthInfo: "x"}
-	file.CurrentContext = "x"
-	if err := clientcmd.WriteToFile(*file, c.kubeconfig); err != nil {
-		return nil, err
-	}
-	ctx, c.stop = context.WithCancel(ctx)
-	c.seen = observe(ctx, client)
-	return c, nil
-}
-
-func (c *cluster) close() {
-	c.stop()
-	_ = os.RemoveAll(c.dir)
+	return &cluster{options: o, client: client, seen: observe(ctx, client), dir: dir, kubeconfig: api.Kubeconfig, members: make([][]string, o.services)}, nil
 }
 
 func (c *cluster) namespaceOf(service int) string { return fmt.Sprintf("ns%d", service%c.namespaces) }
 
 func serviceName(i int) string { return fmt.Sprintf("s%d", i) }
-
-// each calls do for 0 to n-1 from several goroutines.
-func each(ctx context.Context, n int, do func(i int) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	next := make(chan int)
-	var done sync.WaitGroup
-	for range writers {
-		done.Go(func() {
-			for i := range next {
-				if err := do(i); err != nil {
-					cancel(err)
-				}
-			}
-		})
-	}
-	for i := range n {
-		select {
-		case next <- i:
-		case <-ctx.Done():
-		}
-	}
-	close(next)
-	done.Wait()
-	return context.Cause(ctx)
-}
 
 func (c *cluster) populate(ctx context.Context) error {
 	for i := range 10 {
@@ -114,14 +64,14 @@ func (c *cluster) populate(ctx context.Context) error {
 	if err := c.createService(ctx, bigNamespace, bigName); err != nil {
 		return err
 	}
-	if err := each(ctx, c.services, func(i int) error { return c.createService(ctx, c.namespaceOf(i), serviceName(i)) }); err != nil {
+	if err := report.Each(ctx, writers, c.services, func(i int) error { return c.createService(ctx, c.namespaceOf(i), serviceName(i)) }); err != nil {
 		return err
 	}
 	for i := range c.pods {
 		s := i % c.services
 		c.members[s] = append(c.members[s], fmt.Sprintf("p%d", i))
 	}
-	err := each(ctx, c.pods, func(i int) error {
+	err := report.Each(ctx, writers, c.pods, func(i int) error {
 		s := i % c.services
 		return c.createPod(ctx, c.namespaceOf(s), fmt.Sprintf("p%d", i), serviceName(s), i)
 	})
@@ -131,7 +81,7 @@ func (c *cluster) populate(ctx context.Context) error {
 	for i := range c.big {
 		c.bigPods = append(c.bigPods, fmt.Sprintf("b%d", i))
 	}
-	return each(ctx, c.big, func(i int) error { return c.createPod(ctx, bigNamespace, c.bigPods[i], bigName, 1_000_000+i) })
+	return report.Each(ctx, writers, c.big, func(i int) error { return c.createPod(ctx, bigNamespace, c.bigPods[i], bigName, 1_000_000+i) })
 }
 
 func nodeName(i int) string { return fmt.Sprintf("node%d", i) }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"portal/bench/report"
 )
 
 // killResult is how a change of leaders went.
@@ -22,12 +24,12 @@ const standby = 20 * time.Second
 // killLeader runs two instances of Portal's controllers, replaces Pods, and kills the leader halfway through.
 func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 	var r killResult
-	logf("portal: two instances, rollover of %d Pods", c.killRoll)
+	report.Logf("portal: two instances, rollover of %d Pods", c.killRoll)
 	first, err := c.startPortal()
 	if err != nil {
 		return r, err
 	}
-	defer first.kill()
+	defer first.Kill()
 	if err := c.waitForLeader(ctx); err != nil {
 		return r, err
 	}
@@ -38,7 +40,7 @@ func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 	if err != nil {
 		return r, err
 	}
-	defer second.kill()
+	defer second.Kill()
 	// It can't be seen from outside when its caches are complete.
 	time.Sleep(standby)
 	if err := c.seen.waitUntil(ctx, 5*time.Minute, c.allSynced); err != nil {
@@ -54,7 +56,7 @@ func (c *cluster) killLeader(ctx context.Context) (killResult, error) {
 			return
 		}
 		killed = time.Now()
-		first.kill()
+		first.Kill()
 		watch.Go(func() {
 			// What the leader had sent may still arrive; the standby can't write before the Lease has run out.
 			time.Sleep(time.Second)
@@ -92,14 +94,13 @@ func (c *cluster) waitReconciling(ctx context.Context) error {
 }
 
 func (c *cluster) waitForLeader(ctx context.Context) error {
-	for range 300 {
+	return report.Until(ctx, 30*time.Second, 100*time.Millisecond, func() error {
 		lease, err := c.client.CoordinationV1().Leases("kube-system").Get(ctx, "portal-controllers", metav1.GetOptions{})
-		if err == nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity != "" {
-			return nil
+		if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "") {
+			err = errors.New("no leader within 30 s")
 		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	return errors.New("no leader within 30 s")
+		return err
+	})
 }
 
 // rollMembers replaces Pods of many Services and calls done with the number replaced so far.
@@ -107,7 +108,7 @@ func (c *cluster) rollMembers(ctx context.Context, done func(int)) error {
 	c.generation++
 	var mu sync.Mutex
 	count := 0
-	return each(ctx, c.killRoll, func(i int) error {
+	return report.Each(ctx, writers, c.killRoll, func(i int) error {
 		service := i % c.services
 		slot := i / c.services % len(c.members[service])
 		namespace, old := c.namespaceOf(service), c.members[service][slot]

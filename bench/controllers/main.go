@@ -18,21 +18,16 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
-	"k8s.io/client-go/rest"
-
 	"portal/bench/report"
-	"portal/internal/controllers/controllerstest"
 	"portal/test/harness"
 )
 
 type options struct {
 	services, pods, namespaces int
-	peers, portal              string
+	portal                     string
 	rate                       int
 	churn                      time.Duration
 	big, killRoll              int
@@ -54,8 +49,7 @@ func main() {
 	flag.IntVar(&o.services, "services", 10_000, "Services")
 	flag.IntVar(&o.pods, "pods", 20_000, "Pods, spread evenly over the Services")
 	flag.IntVar(&o.namespaces, "namespaces", 10, "namespaces that they are in")
-	flag.StringVar(&o.peers, "peers", ".cache/peers", "folder of etcd, kube-apiserver and kube-controller-manager")
-	flag.StringVar(&o.portal, "portal", ".cache/bin/portal", "Portal's binary")
+	flag.StringVar(&o.portal, "portal", harness.Portal(), "Portal's binary")
 	flag.IntVar(&o.rate, "rate", 50, "Pod changes a second")
 	flag.DurationVar(&o.churn, "churn", 30*time.Second, "how long Pods change at that rate")
 	flag.IntVar(&o.big, "big", 1000, "Pods of the Service that rolls over")
@@ -65,30 +59,33 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of everything random")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the report to")
 	flag.Parse()
-	report.Main("bench-controllers", func(ctx context.Context, _ []string) (bool, error) { return run(ctx, o) })
+	report.Main("bench-controllers", func(ctx context.Context, _ []string) (met bool, err error) {
+		return met, report.InFolder("controllers", func(dir string) error { met, err = run(ctx, o, dir); return err })
+	})
 }
 
-func run(ctx context.Context, o options) (bool, error) {
+func run(ctx context.Context, o options, dir string) (bool, error) {
 	r := report.New("controllers", "Controllers beside kube-controller-manager", []string{kube, kubeUnlimited}, []string{portal})
 	r.Version(portal, o.portal, "version")
-	r.Version(kube, filepath.Join(o.peers, kube), "--version")
+	r.Version(kube, harness.Peer(kube), "--version")
 	r.Note("All run the controllers of Endpoints, EndpointSlices and their mirroring on the same API server (-api %s).", o.api)
-	config, stop, err := startAPI(o)
+	api, stop, err := startAPI(o, dir)
 	if err != nil {
 		return false, err
 	}
 	defer stop()
-	c, err := newCluster(ctx, config, o)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c, err := newCluster(ctx, api, o, dir)
 	if err != nil {
 		return false, err
 	}
-	defer c.close()
-	logf("creating %d Services and %d Pods in %d namespaces, and one Service of %d Pods", o.services, o.pods, o.namespaces, o.big)
+	report.Logf("creating %d Services and %d Pods in %d namespaces, and one Service of %d Pods", o.services, o.pods, o.namespaces, o.big)
 	begin := time.Now()
 	if err := c.populate(ctx); err != nil {
 		return false, err
 	}
-	logf("created in %s", time.Since(begin).Round(time.Second))
+	report.Logf("created in %s", time.Since(begin).Round(time.Second))
 
 	// The API server may run from Portal's binary too; it must not share the controllers' pages.
 	if c.portal, err = report.Private(o.portal, c.dir); err != nil {
@@ -121,34 +118,27 @@ func run(ctx context.Context, o options) (bool, error) {
 }
 
 // startAPI starts the API server, without controllers of its own.
-func startAPI(o options) (config *rest.Config, stop func(), err error) {
+func startAPI(o options, dir string) (api *harness.API, stop func(), err error) {
 	switch o.api {
 	case "kube-apiserver":
-		return controllerstest.StartReference(os.TempDir(), o.peers)
+		etcd, err := harness.StartEtcdWith(dir, 1, "--unsafe-no-fsync")
+		if err != nil {
+			return nil, nil, err
+		}
+		api, err := harness.StartKubeAPIServer(dir, etcd[0].ClientURL, "--max-requests-inflight", "4000", "--max-mutating-requests-inflight", "2000")
+		if err != nil {
+			etcd[0].Kill()
+			return nil, nil, err
+		}
+		return api, func() { api.Kill(); etcd[0].Kill() }, nil
 	case "portal":
-	default:
-		return nil, nil, fmt.Errorf("-api %s: must be portal or kube-apiserver", o.api)
+		api, err := harness.StartPortal(dir, "--controllers", "none")
+		if err != nil {
+			return nil, nil, err
+		}
+		return api, api.Kill, nil
 	}
-	dir, err := os.MkdirTemp("", "portal-bench-")
-	if err != nil {
-		return nil, nil, err
-	}
-	tokens := filepath.Join(dir, "tokens.csv")
-	if err := os.WriteFile(tokens, []byte(harness.KubeToken+",admin,1,system:masters\n"), 0o600); err != nil {
-		return nil, nil, err
-	}
-	api, err := harness.StartPortal(dir, "--token-auth-file", tokens, "--controllers", "none")
-	if err != nil {
-		return nil, nil, err
-	}
-	config = &rest.Config{
-		Host: api.URL, BearerToken: harness.KubeToken, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1,
-	}
-	return config, func() { api.Kill(); _ = os.RemoveAll(dir) }, nil
-}
-
-func logf(format string, args ...any) {
-	fmt.Printf("%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
+	return nil, nil, fmt.Errorf("-api %s: must be portal or kube-apiserver", o.api)
 }
 
 // The names of the figures that targets are about.
@@ -168,17 +158,17 @@ func (c *cluster) measure(ctx context.Context, name string, at report.At) error 
 	if err != nil {
 		return err
 	}
-	defer p.kill()
+	defer p.Kill()
 	if err := c.seen.waitUntil(ctx, 20*time.Minute, c.allSynced); err != nil {
 		return fmt.Errorf("cold start: %w", err)
 	}
 	cold := time.Since(begin)
-	logf("%s: all slices written after %s", name, cold.Round(time.Millisecond))
+	report.Logf("%s: all slices written after %s", name, cold.Round(time.Millisecond))
 	at.Lower(name, coldStart, cold.Seconds(), "s")
 	if err := c.waitEndpoints(ctx); err != nil {
 		return err
 	}
-	started, err := p.sampler.Read()
+	started, err := p.Read()
 	if err != nil {
 		return err
 	}
@@ -189,7 +179,7 @@ func (c *cluster) measure(ctx context.Context, name string, at report.At) error 
 	if err := c.waitIdle(ctx); err != nil {
 		return err
 	}
-	churned, err := p.sampler.Read()
+	churned, err := p.Read()
 	if err != nil {
 		return err
 	}
@@ -201,12 +191,12 @@ func (c *cluster) measure(ctx context.Context, name string, at report.At) error 
 	if err := c.measureRollover(ctx, name, at); err != nil {
 		return err
 	}
-	used, err := p.sampler.Read()
+	used, err := p.Read()
 	if err != nil {
 		return err
 	}
-	at.Memory(name, used, p.sampler.Peak())
-	logf("%s: latency p50 %.1f ms, p99 %.1f ms, %.0f MB anonymous", name, report.Quantile(latencies, 0.5), report.Quantile(latencies, 0.99), used.Anonymous)
+	at.Memory(name, used, p.Peak())
+	report.Logf("%s: latency p50 %.1f ms, p99 %.1f ms, %.0f MB anonymous", name, report.Quantile(latencies, 0.5), report.Quantile(latencies, 0.99), used.Anonymous)
 	return nil
 }
 

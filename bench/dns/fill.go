@@ -3,52 +3,28 @@ package main
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
+
+	"portal/bench/report"
 )
 
 const namespace = "bench"
 
 type client struct{ *kubernetes.Clientset }
 
-func newClient(kubeconfig string) (client, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return client{}, err
-	}
-	config.QPS = -1
-	config.ContentType = "application/vnd.kubernetes.protobuf"
-	c, err := kubernetes.NewForConfig(config)
-	return client{c}, err
-}
-
-// parallel calls do for 0 to n-1 from sixteen goroutines and returns the first error.
-func parallel(n int, do func(int) error) error {
-	var wg sync.WaitGroup
-	var once sync.Once
-	var first error
-	next := make(chan int)
-	for range 16 {
-		wg.Go(func() {
-			for i := range next {
-				if err := do(i); err != nil && !apierrors.IsAlreadyExists(err) {
-					once.Do(func() { first = err })
-				}
-			}
-		})
-	}
-	for i := range n {
-		next <- i
-	}
-	close(next)
-	wg.Wait()
-	return first
+// create makes n objects, of which those that are there already are left as they are.
+func create(ctx context.Context, n int, do func(int) error) error {
+	return report.Each(ctx, 16, n, func(i int) error {
+		if err := do(i); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		return nil
+	})
 }
 
 func (c client) fillServices(ctx context.Context, n int) error {
@@ -56,7 +32,7 @@ func (c client) fillServices(ctx context.Context, n int) error {
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	return parallel(n, func(i int) error {
+	return create(ctx, n, func(i int) error {
 		name := fmt.Sprintf("svc-%05d", i)
 		_, err := c.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -71,7 +47,7 @@ func (c client) fillServices(ctx context.Context, n int) error {
 }
 
 func (c client) fillHeadless(ctx context.Context, n int) error {
-	return parallel(n, func(i int) error {
+	return create(ctx, n, func(i int) error {
 		name := fmt.Sprintf("set-%05d", i)
 		_, err := c.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name},

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/miekg/dns"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -29,7 +28,7 @@ func (b *bench) latencies(ctx context.Context, at report.At, c client) error {
 			return err
 		}
 		all, err := b.changes(ctx, c, addr)
-		p.stop()
+		p.Stop()
 		if err != nil {
 			return fmt.Errorf("%s: %w", d.name, err)
 		}
@@ -56,7 +55,7 @@ func (b *bench) changes(ctx context.Context, c client, addr string) ([]time.Dura
 			began := time.Now()
 			name, err := b.change(ctx, c, run, i)
 			if err == nil {
-				err = appears(addr, name)
+				err = answers(ctx, addr, name, 30*time.Second, 500*time.Microsecond)
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -90,17 +89,4 @@ func (b *bench) change(ctx context.Context, c client, run, i int) (string, error
 	s.Endpoints[1].Addresses = []string{fmt.Sprintf("10.%d.%d.%d", at>>16, at>>8&255, at&255)}
 	_, err = slices.Update(ctx, s, metav1.UpdateOptions{})
 	return fmt.Sprintf("10-%d-%d-%d.%s.%s.svc.cluster.local.", at>>16, at>>8&255, at&255, service, namespace), err
-}
-
-// appears waits until a name is resolved.
-func appears(addr, name string) error {
-	m := new(dns.Msg)
-	m.SetQuestion(name, dns.TypeA)
-	c := dns.Client{Timeout: time.Second}
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Microsecond) {
-		if r, _, err := c.Exchange(m, addr); err == nil && len(r.Answer) > 0 {
-			return nil
-		}
-	}
-	return fmt.Errorf("%s is not there after 30 s", name)
 }

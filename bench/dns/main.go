@@ -8,12 +8,11 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"log"
-	"path/filepath"
 	"time"
 
 	"portal/bench/report"
+	"portal/test/harness"
 )
 
 type options struct {
@@ -29,8 +28,8 @@ type options struct {
 func main() {
 	log.SetFlags(0)
 	var o options
-	flag.StringVar(&o.portal, "portal", ".cache/bin/portal", "Portal's binary")
-	flag.StringVar(&o.coredns, "coredns", ".cache/peers/coredns", "CoreDNS' binary")
+	flag.StringVar(&o.portal, "portal", harness.Portal(), "Portal's binary")
+	flag.StringVar(&o.coredns, "coredns", harness.Peer("coredns"), "CoreDNS' binary")
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "API server to use; default: starts a portal server")
 	flag.IntVar(&o.services, "services", 10000, "Services with a cluster IP and two endpoints each")
 	flag.IntVar(&o.records, "records", 100000, "records in the second situation, with headless Services of 100 endpoints each; 0: skip it")
@@ -46,22 +45,23 @@ func main() {
 func run(ctx context.Context, o options, dir string) error {
 	kubeconfig := o.kubeconfig
 	if kubeconfig == "" {
-		api, err := startAPI(ctx, o.portal, dir)
+		api, err := harness.StartPortal(dir, "--controllers", "none")
 		if err != nil {
 			return err
 		}
-		defer api.stop()
-		kubeconfig = filepath.Join(dir, "server", "admin.kubeconfig")
+		defer api.Kill()
+		kubeconfig = api.Kubeconfig
 	}
-	client, err := newClient(kubeconfig)
+	connected, err := harness.Connect(kubeconfig)
 	if err != nil {
 		return err
 	}
+	client := client{connected}
 	began := time.Now()
 	if err := client.fillServices(ctx, o.services); err != nil {
 		return err
 	}
-	fmt.Printf("%d Services written in %.0f s\n", o.services, time.Since(began).Seconds())
+	report.Logf("%d Services written in %.0f s", o.services, time.Since(began).Seconds())
 	stub, err := startStub()
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"portal/bench/report"
+	"portal/test/harness"
 )
 
 const (
@@ -185,19 +186,11 @@ func (b *bench) contenders() []contender {
 	return []contender{
 		{peer, func(port int) (string, []string, error) {
 			conf := filepath.Join(b.dir, "Corefile")
-			metrics, err := freePort()
-			if err != nil {
-				return "", nil, err
-			}
-			text := fmt.Sprintf(corefile, port, b.kubeconfig, metrics, b.upstream)
+			text := fmt.Sprintf(corefile, port, b.kubeconfig, harness.FreePort(), b.upstream)
 			return b.coredns, []string{"-conf", conf}, os.WriteFile(conf, []byte(text), 0o644)
 		}},
 		{own, func(port int) (string, []string, error) {
-			metrics, err := freePort()
-			if err != nil {
-				return "", nil, err
-			}
-			return b.portal, []string{"dns", "--kubeconfig", b.kubeconfig, "--listen", fmt.Sprintf("127.0.0.1:%d", port), "--upstream", b.upstream, "--metrics-bind-address", fmt.Sprintf("127.0.0.1:%d", metrics)}, nil
+			return b.portal, []string{"dns", "--kubeconfig", b.kubeconfig, "--listen", fmt.Sprintf("127.0.0.1:%d", port), "--upstream", b.upstream, "--metrics-bind-address", fmt.Sprintf("127.0.0.1:%d", harness.FreePort())}, nil
 		}},
 	}
 }
@@ -262,31 +255,28 @@ func (b *bench) lowRate(ctx context.Context, inside string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer p.stop()
+	defer p.Stop()
 	l, err := dnsperf(ctx, addr, inside, b.seconds, 0)
 	b.report.Note("20 %% load is 20 %% of the queries a second that %s reached at saturation.", peer)
 	return max(1, int(l.qps/5)), err
 }
 
 // launch starts a server and waits until it answers for the last Service; it returns its address, and how long that took.
-func (b *bench) launch(ctx context.Context, c contender) (*process, string, time.Duration, error) {
-	port, err := freePort()
-	if err != nil {
-		return nil, "", 0, err
-	}
-	name, args, err := c.args(port)
+func (b *bench) launch(ctx context.Context, c contender) (*report.Subject, string, time.Duration, error) {
+	port := harness.FreePort()
+	program, args, err := c.args(port)
 	if err != nil {
 		return nil, "", 0, err
 	}
 	began := time.Now()
-	p, err := start(ctx, name, args...)
+	p, err := report.Start(b.dir, c.name, program, args...)
 	if err != nil {
 		return nil, "", 0, err
 	}
 	addr := fmt.Sprintf("127.0.0.1:%d", port)
-	if err := answers(addr, fmt.Sprintf("svc-%05d.%s.svc.cluster.local.", b.services-1, namespace), time.Minute); err != nil {
-		p.stop()
-		return nil, "", 0, fmt.Errorf("%w\n%s", err, p.log)
+	if err := answers(ctx, addr, fmt.Sprintf("svc-%05d.%s.svc.cluster.local.", b.services-1, namespace), time.Minute, 100*time.Millisecond); err != nil {
+		p.Stop()
+		return nil, "", 0, fmt.Errorf("%w\n%s", err, p.Tail())
 	}
 	took := time.Since(began)
 	time.Sleep(3 * time.Second) // let it finish its lists
@@ -299,9 +289,9 @@ func (b *bench) measure(ctx context.Context, c contender, inside, outside string
 	if err != nil {
 		return f, err
 	}
-	defer p.stop()
+	defer p.Stop()
 	f.start = took
-	pid := p.cmd.Process.Pid
+	pid := p.Pid()
 	// cost is how much CPU time a load takes.
 	cost := func(file string, rate int) (load, float64, error) {
 		before, err := report.Read(pid)
@@ -338,6 +328,6 @@ func (b *bench) measure(ctx context.Context, c contender, inside, outside string
 		f.outside = l.completed / cpu
 	}
 	f.steady, err = report.Read(pid)
-	f.peak = p.sampler.Peak()
+	f.peak = p.Peak()
 	return f, err
 }

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,9 +14,8 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"portal/bench/report"
 	"portal/test/harness"
 )
 
@@ -45,12 +42,7 @@ func nodeName(i int) string { return fmt.Sprintf("node-%d", i) }
 
 // prepare lets the users do what they do, and makes objects to ask for.
 func prepare(ctx context.Context, api *harness.API, objects int) error {
-	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	config.QPS = -1
-	client, err := kubernetes.NewForConfig(config)
+	client, err := harness.Connect(api.Kubeconfig)
 	if err != nil {
 		return err
 	}
@@ -70,19 +62,14 @@ func prepare(ctx context.Context, api *harness.API, objects int) error {
 			return err
 		}
 	}
-	var group sync.WaitGroup
-	var failed atomic.Value
-	for worker := range 8 {
-		group.Go(func() {
-			for i := worker; i < objects; i += 8 {
-				if code, err := who.ask(ctx, "POST", configMaps, configMap(fmt.Sprintf("object-%d", i))); code != http.StatusCreated {
-					failed.Store(fmt.Errorf("create a ConfigMap: %d %w", code, err))
-					return
-				}
-			}
-		})
+	if err := report.Each(ctx, 8, objects, func(i int) error {
+		if code, err := who.ask(ctx, "POST", configMaps, configMap(fmt.Sprintf("object-%d", i))); code != http.StatusCreated {
+			return fmt.Errorf("create a ConfigMap: %d %w", code, err)
+		}
+		return nil
+	}); err != nil {
+		return err
 	}
-	group.Wait()
 	for i := range nodes {
 		body := fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"holderIdentity":%[1]q}}`, nodeName(i))
 		if code, err := who.ask(ctx, "POST", nodeLeases, body); code != http.StatusCreated {
@@ -92,8 +79,7 @@ func prepare(ctx context.Context, api *harness.API, objects int) error {
 	if code, err := who.ask(ctx, "POST", leaderPath, `{"metadata":{"name":"leader"},"spec":{"holderIdentity":"me"}}`); code != http.StatusCreated {
 		return fmt.Errorf("create a Lease: %d %w", code, err)
 	}
-	err, _ = failed.Load().(error)
-	return err
+	return nil
 }
 
 func configMap(name string) string {
@@ -204,7 +190,10 @@ func (r rate) String() string {
 
 // throughput is what 16 clients of one user reach in five seconds.
 func throughput(ctx context.Context, api *harness.API, method string) (rate, error) {
-	before := cpuTime(api.Pid())
+	before, err := report.ReadOwn(api.Pid())
+	if err != nil {
+		return rate{}, err
+	}
 	const clients, during = 16, 5 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, during)
 	defer cancel()
@@ -233,24 +222,8 @@ func throughput(ctx context.Context, api *harness.API, method string) (rate, err
 	if n := wrong.Load(); n > 0 {
 		return rate{}, fmt.Errorf("%d of %d requests (%s) failed without a flood", n, n+done.Load(), method)
 	}
-	spent := cpuTime(api.Pid()) - before
-	return rate{float64(done.Load()) / during.Seconds(), spent / time.Duration(max(1, done.Load()))}, nil
-}
-
-// cpuTime is what a process has used so far.
-func cpuTime(pid int) time.Duration {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	_, rest, _ := strings.Cut(string(data), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0
-	}
-	user, _ := strconv.ParseInt(fields[11], 10, 64)
-	system, _ := strconv.ParseInt(fields[12], 10, 64)
-	return time.Duration(user+system) * (time.Second / 100) // ticks of 10 ms on Linux
+	after, err := report.ReadOwn(api.Pid())
+	return rate{float64(done.Load()) / during.Seconds(), (after.CPU - before.CPU) / time.Duration(max(1, done.Load()))}, err
 }
 
 // flood asks for everything over many connections until ctx ends, and prints what came of it.
@@ -345,24 +318,12 @@ func (r *renewals) wait() (node, leader time.Duration, failed []string) {
 	return r.worst["node"], r.worst["leader"], failed
 }
 
-// memory is what a process has of its own.
-func memory(pid int) int64 {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(data)) {
-		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "Anonymous:" {
-			kib, _ := strconv.ParseInt(fields[1], 10, 64)
-			return kib << 10
-		}
-	}
-	return 0
-}
-
-func peakMemory(ctx context.Context, pid int) (peak int64) {
+// peakMemory follows the anonymous memory of a process, in MB, until ctx ends.
+func peakMemory(ctx context.Context, pid int) (peak float64) {
 	for {
-		peak = max(peak, memory(pid))
+		if u, err := report.ReadOwn(pid); err == nil {
+			peak = max(peak, u.Anonymous)
+		}
 		select {
 		case <-ctx.Done():
 			return peak

@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -82,7 +81,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		return opts, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	case opts.connections < 1 || opts.objects < 1:
 		return opts, errors.New("-connections and -objects must be at least 1")
-	case opts.duration < rounds*time.Second || opts.idle < rounds*time.Second:
+	case opts.child == "" && (opts.duration < rounds*time.Second || opts.idle < rounds*time.Second):
 		return opts, errors.New("-duration and -idle must be at least 4s")
 	}
 	return opts, nil
@@ -98,8 +97,8 @@ func run(ctx context.Context, opts options) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("%s: %w", mode, err)
 		}
-		fmt.Printf("%-6s %16s %16s %10s %12s %13s %14s %9d %11d %13s\n", mode, r.creates, r.gets, round(r.alone), round(r.flooded),
-			round(r.lease), round(r.leader), r.memoryAlone>>20, r.memoryFlooded>>20,
+		fmt.Printf("%-6s %16s %16s %10s %12s %13s %14s %9.0f %11.0f %13s\n", mode, r.creates, r.gets, round(r.alone), round(r.flooded),
+			round(r.lease), round(r.leader), r.memoryAlone, r.memoryFlooded,
 			fmt.Sprintf("%d/%d", r.good, r.refused))
 		if first == nil {
 			first = r
@@ -119,15 +118,15 @@ type result struct {
 	alone, flooded             time.Duration
 	lease, leader              time.Duration
 	failed                     []string
-	memoryAlone, memoryFlooded int64
-	good, refused              int // requests of the flood
+	memoryAlone, memoryFlooded float64 // in MB
+	good, refused              int     // requests of the flood
 }
 
 const (
 	// renewDeadline is after how long without a renewal a leader gives up, leaseDuration when a node counts as lost.
 	renewDeadline, leaseDuration = 10 * time.Second, 40 * time.Second
-	// memoryGrowth is how much memory a flood may cost.
-	memoryGrowth = 256 << 20
+	// memoryGrowth is how many MB of memory a flood may cost.
+	memoryGrowth = (256 << 20) / 1e6
 )
 
 func (r *result) problems() (out []string) {
@@ -141,7 +140,7 @@ func (r *result) problems() (out []string) {
 		out = append(out, "the leader would have given up: "+round(r.leader)+" between renewals")
 	}
 	if r.memoryFlooded-r.memoryAlone > memoryGrowth {
-		out = append(out, fmt.Sprintf("memory grew by %d MB", (r.memoryFlooded-r.memoryAlone)>>20))
+		out = append(out, fmt.Sprintf("memory grew by %.0f MB", r.memoryFlooded-r.memoryAlone))
 	}
 	return append(out, r.failed...)
 }
@@ -176,7 +175,11 @@ func measure(ctx context.Context, opts options, flags []string) (*result, error)
 	var alone, flooded []time.Duration
 	for range rounds {
 		alone = append(alone, second.work(ctx, opts.idle/rounds)...)
-		r.memoryAlone = max(r.memoryAlone, memory(api.Pid()))
+		used, err := report.ReadOwn(api.Pid())
+		if err != nil {
+			return nil, err
+		}
+		r.memoryAlone = max(r.memoryAlone, used.Anonymous)
 		waited, err := r.flood(ctx, opts, api, second)
 		if err != nil {
 			return nil, err
@@ -208,7 +211,7 @@ func (r *result) flood(ctx context.Context, opts options, api *harness.API, seco
 	}
 	watch := newRenewals(api.URL)
 	go watch.run(during)
-	peak := make(chan int64)
+	peak := make(chan float64)
 	go func() { peak <- peakMemory(during, api.Pid()) }()
 	waited := second.work(during, length)
 	stop()
@@ -225,9 +228,5 @@ func (r *result) flood(ctx context.Context, opts options, api *harness.API, seco
 }
 
 func p99(all []time.Duration) time.Duration {
-	if len(all) == 0 {
-		return 0
-	}
-	slices.Sort(all)
-	return all[(len(all)*99)/100]
+	return time.Duration(report.Quantile(all, 0.99) * float64(time.Millisecond))
 }

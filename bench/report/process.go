@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"portal/test/harness"
 )
 
 // Usage is what a process and its children use. Memory is in MB (10^6 bytes).
@@ -30,22 +32,24 @@ type Usage struct {
 func Read(pid int) (Usage, error) {
 	var u Usage
 	for i, p := range tree(pid) {
-		pss, anonymous, err := rollup(p)
+		own, err := ReadOwn(p)
 		if err != nil {
 			if i == 0 {
 				return u, err
 			}
 			continue // a child that has ended meanwhile
 		}
-		u.PSS += pss
-		u.Anonymous += anonymous
-		cpu, err := cpuTime(p)
-		if err != nil && i == 0 {
-			return u, err
-		}
-		u.CPU += cpu
+		u.PSS, u.Anonymous, u.CPU = u.PSS+own.PSS, u.Anonymous+own.Anonymous, u.CPU+own.CPU
 	}
 	return u, nil
+}
+
+// ReadOwn is Read without the process' children.
+func ReadOwn(pid int) (u Usage, err error) {
+	if u.PSS, u.Anonymous, err = rollup(pid); err == nil {
+		u.CPU, err = cpuTime(pid)
+	}
+	return u, err
 }
 
 // tree is a process and those below it.
@@ -132,6 +136,7 @@ const pssEvery = 500 * time.Millisecond
 type Sampler struct {
 	pid     int
 	done    chan struct{}
+	end     sync.Once
 	stopped sync.WaitGroup
 	mu      sync.Mutex
 	peak    Usage
@@ -205,8 +210,35 @@ func (s *Sampler) Peak() Usage {
 
 // Stop ends sampling.
 func (s *Sampler) Stop() {
-	close(s.done)
+	s.end.Do(func() { close(s.done) })
 	s.stopped.Wait()
+}
+
+// Subject is a process that is measured.
+type Subject struct {
+	*harness.Process
+	*Sampler
+}
+
+// Start runs a program with its output in dir/name.log, and follows it.
+func Start(dir, name, path string, args ...string) (*Subject, error) {
+	p, err := harness.Start(dir, name, path, args...)
+	if err != nil {
+		return nil, err
+	}
+	return &Subject{p, Follow(p.Pid())}, nil
+}
+
+// Stop asks the process to end, and kills it if it does not.
+func (s *Subject) Stop() {
+	s.Sampler.Stop()
+	_ = s.Process.Stop(30 * time.Second)
+}
+
+// Kill ends the process at once.
+func (s *Subject) Kill() {
+	s.Sampler.Stop()
+	s.Process.Kill()
 }
 
 // The names of the figures of memory, the same in all benchmarks.

@@ -22,6 +22,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 // Root is the repository's folder.
@@ -200,6 +203,27 @@ func StartPortalAt(dir string, port int, args ...string) (*API, error) {
 	}
 	api := &API{Process: p, URL: "https://" + listen, Kubeconfig: filepath.Join(dir, "data", "admin.kubeconfig")}
 	return api, api.WaitReady(90 * time.Second)
+}
+
+// Config is that of a client without a rate limit, which speaks protobuf.
+func Config(kubeconfig string) (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = config.ContentType + ",application/json"
+	return config, nil
+}
+
+// Connect is a client with such a Config.
+func Connect(kubeconfig string) (*kubernetes.Clientset, error) {
+	config, err := Config(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfig(config)
 }
 
 var insecure = &http.Client{
