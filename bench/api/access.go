@@ -142,16 +142,13 @@ func prepareAccess(ctx context.Context, s *subject) error {
 }
 
 func waitAllowed(ctx context.Context, admin *clientset.Clientset) error {
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	return report.Until(ctx, 30*time.Second, 20*time.Millisecond, func() error {
 		answer, err := admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, review(clientUser, clientGroup, "services"), metav1.CreateOptions{})
-		if err != nil {
-			return err
+		if err == nil && !answer.Status.Allowed {
+			err = fmt.Errorf("the role of user %s does not count after 30 seconds", clientUser)
 		}
-		if answer.Status.Allowed {
-			return nil
-		}
-	}
-	return fmt.Errorf("the role of user %s does not count after 30 seconds", clientUser)
+		return err
+	})
 }
 
 func review(name, group, resource string) *authorizationv1.SubjectAccessReview {
@@ -162,8 +159,8 @@ func review(name, group, resource string) *authorizationv1.SubjectAccessReview {
 }
 
 // measureReviews asks the server, from a few clients, whether other users may do something: half of them may not.
-func measureReviews(ctx context.Context, s *subject, at report.At, questions int, log *progressLog) error {
-	log.printf("asking who may do what")
+func measureReviews(ctx context.Context, s *subject, at report.At, questions int) error {
+	report.Logf("asking who may do what")
 	const askers = 4
 	took, errs := make([][]time.Duration, askers), make([]error, askers)
 	var asking sync.WaitGroup

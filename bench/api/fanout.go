@@ -194,7 +194,7 @@ func (f *fanOut) report(at report.At, subject string, answered, sent []time.Dura
 const fanOutEndpoints = 50
 
 // measureFanOut changes one slice again and again that many nodes watch as kube-proxy does.
-func measureFanOut(ctx context.Context, s *subject, at report.At, opts options, log *progressLog) error {
+func measureFanOut(ctx context.Context, s *subject, at report.At, opts options) error {
 	watchers, changes := opts.fanOut, opts.changes
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -211,11 +211,11 @@ func measureFanOut(ctx context.Context, s *subject, at report.At, opts options, 
 	f := newFanOut(watchSlices, changed.ResourceVersion, watchers, warm+changes)
 	defer f.ended.Wait()
 	defer stop()
-	log.printf("opening %d watches, each on its own connection", watchers)
+	report.Logf("opening %d watches, each on its own connection", watchers)
 	if err := f.openAll(ctx, s); err != nil {
 		return err
 	}
-	log.printf("changing a slice of %d endpoints", fanOutEndpoints)
+	report.Logf("changing a slice of %d endpoints", fanOutEndpoints)
 	change := func(i int) (err error) {
 		*changed.Endpoints[i%fanOutEndpoints].Conditions.Ready = i/fanOutEndpoints%2 == 1
 		changed, err = slices.Update(ctx, changed, metav1.UpdateOptions{})

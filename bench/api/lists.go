@@ -16,8 +16,8 @@ import (
 const pageSize = 500
 
 // measureLists takes each kind of list in turn, so that a disturbance affects all of them.
-func measureLists(ctx context.Context, s *subject, at report.At, rounds int, log *progressLog) error {
-	log.printf("lists")
+func measureLists(ctx context.Context, s *subject, at report.At, rounds int) error {
+	report.Logf("lists")
 	client, err := s.client()
 	if err != nil {
 		return err

@@ -33,11 +33,10 @@ const (
 type load struct {
 	subject *subject
 	clients []*clientset.Clientset
-	log     *progressLog
 }
 
-func newLoad(s *subject, clients int, log *progressLog) (*load, error) {
-	l := &load{subject: s, log: log}
+func newLoad(s *subject, clients int) (*load, error) {
+	l := &load{subject: s}
 	for range clients {
 		c, err := s.client()
 		if err != nil {
@@ -50,7 +49,7 @@ func newLoad(s *subject, clients int, log *progressLog) (*load, error) {
 
 // measure fills the server with Services and measures the latency of creates near the start and at the end.
 func (l *load) measure(ctx context.Context, opts options, at report.At) error {
-	l.log.printf("warming up")
+	report.Logf("warming up")
 	if _, err := l.churn(ctx, "warm", warmUps); err != nil {
 		return err
 	}
@@ -58,7 +57,7 @@ func (l *load) measure(ctx context.Context, opts options, at report.At) error {
 	if _, err := l.fill(ctx, 0, fewServices); err != nil {
 		return err
 	}
-	l.log.printf("latency of creates at %d Services", fewServices)
+	report.Logf("latency of creates at %d Services", fewServices)
 	few, err := l.churn(ctx, "few", opts.samples)
 	if err != nil {
 		return err
@@ -67,7 +66,7 @@ func (l *load) measure(ctx context.Context, opts options, at report.At) error {
 	if err != nil {
 		return err
 	}
-	l.log.printf("creating up to %d Services", opts.services)
+	report.Logf("creating up to %d Services", opts.services)
 	profile := l.subject.startProfile(ctx, opts.profiles, fmt.Sprintf("%d-clients", len(l.clients)))
 	filled, err := l.fill(ctx, fewServices, opts.services)
 	if err != nil {
@@ -80,7 +79,7 @@ func (l *load) measure(ctx context.Context, opts options, at report.At) error {
 	if err := profile(); err != nil {
 		return err
 	}
-	l.log.printf("latency of creates at %d Services", opts.services)
+	report.Logf("latency of creates at %d Services", opts.services)
 	many, err := l.churn(ctx, "many", opts.samples)
 	if err != nil {
 		return err
@@ -89,7 +88,7 @@ func (l *load) measure(ctx context.Context, opts options, at report.At) error {
 	at.Higher(name, createRate, creates/filled.Seconds(), "a second")
 	at.Lower(name, failed, float64(l.subject.failures.Load()), "")
 	if first, ok := l.subject.failure.Load().(string); ok {
-		l.log.printf("first failure: %s", first)
+		report.Logf("first failure: %s", first)
 	}
 	for i, took := range [][]time.Duration{few, many} {
 		population := []int{fewServices, opts.services}[i]
@@ -179,7 +178,7 @@ func (l *load) follow(done *atomic.Int64, of int) (stop func()) {
 				return
 			case <-time.After(every):
 				now := done.Load()
-				l.log.printf("%d of %d, %.0f/s, %d failed requests", now, of, float64(now-before)/every.Seconds(), l.subject.failures.Load())
+				report.Logf("%d of %d, %.0f/s, %d failed requests", now, of, float64(now-before)/every.Seconds(), l.subject.failures.Load())
 				before = now
 			}
 		}

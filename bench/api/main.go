@@ -43,7 +43,7 @@ func main() {
 		if err != nil {
 			return false, err
 		}
-		return run(ctx, opts, os.Stderr)
+		return run(ctx, opts)
 	})
 }
 
@@ -114,11 +114,10 @@ func checkBinaries(servers []string) error {
 }
 
 // run measures every server with every number of clients, and says whether Portal met all targets.
-func run(ctx context.Context, opts options, stderr io.Writer) (bool, error) {
+func run(ctx context.Context, opts options) (bool, error) {
 	if err := checkBinaries(opts.servers); err != nil {
 		return false, err
 	}
-	log := newProgressLog(stderr)
 	r := report.New("api", "API server beside kube-apiserver", []string{kubernetes}, []string{portal, portalEmbedded})
 	r.Version(portal, harness.Portal(), "version")
 	r.Version(kubernetes, harness.Peer(kubernetes), "--version")
@@ -137,7 +136,7 @@ func run(ctx context.Context, opts options, stderr io.Writer) (bool, error) {
 		}
 		for _, name := range order {
 			// Reads don't depend on the number of writing clients.
-			if err := measure(ctx, opts, r, name, clients, round == 0, log); err != nil {
+			if err := measure(ctx, opts, r, name, clients, round == 0); err != nil {
 				return false, fmt.Errorf("%s with %d clients: %w", name, clients, err)
 			}
 		}
@@ -152,14 +151,13 @@ func run(ctx context.Context, opts options, stderr io.Writer) (bool, error) {
 }
 
 // measure starts a server, takes every figure from it and ends it.
-func measure(ctx context.Context, opts options, r *report.Report, name string, clients int, reads bool, log *progressLog) error {
-	log.setSubject("%s, %d clients", name, clients)
+func measure(ctx context.Context, opts options, r *report.Report, name string, clients int, reads bool) error {
 	dir, err := os.MkdirTemp("", "bench-api-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	log.printf("starting")
+	report.Logf("%s with %d clients", name, clients)
 	subject, err := startSubject(dir, name)
 	if err != nil {
 		return err
@@ -168,7 +166,7 @@ func measure(ctx context.Context, opts options, r *report.Report, name string, c
 	if err := prepareAccess(ctx, subject); err != nil {
 		return err
 	}
-	load, err := newLoad(subject, clients, log)
+	load, err := newLoad(subject, clients)
 	if err != nil {
 		return err
 	}
@@ -176,22 +174,22 @@ func measure(ctx context.Context, opts options, r *report.Report, name string, c
 		return err
 	}
 	if reads && opts.lists > 0 {
-		if err := measureLists(ctx, subject, listing(r, opts), opts.lists, log); err != nil {
+		if err := measureLists(ctx, subject, listing(r, opts), opts.lists); err != nil {
 			return err
 		}
 	}
 	if reads && opts.watchers > 0 {
-		if err := measureWatches(ctx, subject, watching(r, opts), opts.watchers, opts.updates, log); err != nil {
+		if err := measureWatches(ctx, subject, watching(r, opts), opts.watchers, opts.updates); err != nil {
 			return err
 		}
 	}
 	if reads && opts.reviews > 0 {
-		if err := measureReviews(ctx, subject, authorizing(r), opts.reviews, log); err != nil {
+		if err := measureReviews(ctx, subject, authorizing(r), opts.reviews); err != nil {
 			return err
 		}
 	}
 	if reads && opts.fanOut > 0 {
-		return measureFanOut(ctx, subject, fanningOut(r, opts), opts, log)
+		return measureFanOut(ctx, subject, fanningOut(r, opts), opts)
 	}
 	return nil
 }

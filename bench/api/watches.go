@@ -20,7 +20,7 @@ import (
 const writers = 16
 
 // measureWatches updates Services one after the other, for the latency, and then from many clients, for the throughput.
-func measureWatches(ctx context.Context, s *subject, at report.At, watchers, updates int, log *progressLog) error {
+func measureWatches(ctx context.Context, s *subject, at report.At, watchers, updates int) error {
 	ctx, stop := context.WithCancel(ctx)
 	client, err := s.client()
 	if err != nil {
@@ -36,11 +36,11 @@ func measureWatches(ctx context.Context, s *subject, at report.At, watchers, upd
 	f := newFanOut(watchServices, services.ResourceVersion, watchers, warm+2*updates)
 	defer f.ended.Wait()
 	defer stop()
-	log.printf("opening %d watches", watchers)
+	report.Logf("opening %d watches", watchers)
 	if err := f.openAll(ctx, s); err != nil {
 		return err
 	}
-	log.printf("updates to %d watchers", watchers)
+	report.Logf("updates to %d watchers", watchers)
 	change := func(i int) error {
 		return update(ctx, client, &services.Items[i%len(services.Items)], fmt.Sprint(i))
 	}

@@ -59,8 +59,8 @@ func main() {
 	flag.Uint64Var(&o.seed, "seed", 1, "seed of everything random")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the report to")
 	flag.Parse()
-	report.Main("bench-controllers", func(ctx context.Context, _ []string) (met bool, err error) {
-		return met, report.InFolder("controllers", func(dir string) error { met, err = run(ctx, o, dir); return err })
+	report.Main("bench-controllers", func(ctx context.Context, _ []string) (bool, error) {
+		return report.InFolder("controllers", func(dir string) (bool, error) { return run(ctx, o, dir) })
 	})
 }
 

@@ -35,7 +35,7 @@ const idleFor = 15 * time.Second
 
 // idleMemory opens many connections, each of which has had one answer.
 func (b *bench) idleMemory(s idleSituation) error {
-	logf("%d × %s", b.idle, s.name)
+	report.Logf("%d × %s", b.idle, s.name)
 	at := b.report.At(s.name, b.idle, "connections")
 	for _, one := range b.subjects {
 		if one.name == goTLS {

@@ -7,13 +7,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
-	"fmt"
 	"log"
 	"strings"
 
 	"portal/bench/report"
+	"portal/test/harness"
 )
 
 type options struct {
@@ -32,8 +31,8 @@ func main() {
 	var o options
 	var s serving
 	flag.StringVar(&o.subjects, "subjects", "nginx,HAProxy,Caddy,ReverseProxy,GoTLS,Portal", "whom to measure")
-	flag.StringVar(&o.caddy, "caddy", ".cache/peers/caddy", "Caddy's binary; without it Caddy is left out")
-	flag.StringVar(&o.portal, "portal", ".cache/bin/portal", "Portal's binary, for a lab in which a balancer's address is compared with a node port; without it that is left out")
+	flag.StringVar(&o.caddy, "caddy", harness.Peer("caddy"), "Caddy's binary; without it Caddy is left out")
+	flag.StringVar(&o.portal, "portal", harness.Portal(), "Portal's binary, for a lab in which a balancer's address is compared with a node port; without it that is left out")
 	flag.IntVar(&o.seconds, "seconds", 1, "length of each measurement")
 	flag.IntVar(&o.rounds, "rounds", 11, "rounds, which alternate the order of the subjects; medians are reported. Many short ones, because the speed of a shared machine changes within seconds")
 	flag.IntVar(&o.idle, "idle", 10_000, "idle connections whose memory is measured; 0: skip it")
@@ -53,28 +52,22 @@ func main() {
 		return
 	}
 	report.Main("bench-lb", func(ctx context.Context, _ []string) (bool, error) {
-		return true, report.InFolder("lb", func(dir string) error { return run(ctx, o, dir) })
+		return report.InFolder("lb", func(dir string) (bool, error) { return run(ctx, o, dir) })
 	})
 }
 
-func run(ctx context.Context, o options, dir string) error {
+func run(ctx context.Context, o options, dir string) (bool, error) {
 	b := &bench{options: o, dir: dir, ctx: ctx, report: report.New("lb", "Load balancer", []string{nginx, haproxy, caddy, reverseProxy, goTLS}, []string{portal})}
 	b.report.Note("Every subject has one thread, or GOMAXPROCS=1. Load is from wrk (one thread, %d connections) and h2load on the same machine; figures are for each second of the subject's own CPU time, medians of %d rounds.", connections, o.rounds)
 	b.report.Note("GoTLS is no balancer: it makes the handshake with Go's crypto/tls and answers by itself. With a connection for each request no balancer with that library does more.")
 	defer b.stop()
 	if err := b.start(strings.Split(o.subjects, ",")); err != nil {
-		return err
+		return false, err
 	}
 	if err := b.measure(); err != nil {
-		return err
+		return false, err
 	}
 	b.nodePort()
 	b.judge()
-	met, err := b.report.Finish(o.output)
-	if err == nil && !met {
-		err = errors.New("not every target was met")
-	}
-	return err
+	return b.report.Finish(o.output)
 }
-
-func logf(format string, args ...any) { fmt.Printf(format+"\n", args...) }

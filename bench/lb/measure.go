@@ -92,7 +92,7 @@ func (b *bench) measure() error {
 		if !b.wants(s.name) {
 			continue
 		}
-		logf("%s", s.name)
+		report.Logf("%s", s.name)
 		if err := b.compare(s); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -171,7 +171,7 @@ func (b *bench) routes() error {
 	if !b.wants(routing) || !slices.ContainsFunc(b.subjects, func(s *subject) bool { return s.name == portal }) {
 		return nil
 	}
-	logf("routes of 1 and of 1,000 hosts")
+	report.Logf("routes of 1 and of 1,000 hosts")
 	var few, many []float64
 	pair := map[int]*subject{}
 	for i, hosts := range []int{1, 1000} {

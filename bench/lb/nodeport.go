@@ -49,7 +49,7 @@ func (b *bench) nodePort() {
 		b.report.Note("The balancer's address was not compared with a node port: %s is not there (make build).", b.portal)
 		return
 	}
-	logf("the balancer's address and the node port")
+	report.Logf("the balancer's address and the node port")
 	at := b.report.At(name, 0, "")
 	times, err := b.besideNodePort()
 	if err != nil {
@@ -136,7 +136,7 @@ func (l *lab) start() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := eventually("the lab is ready", func() error {
+	if err := l.eventually("the lab is ready", func() error {
 		text, err := os.ReadFile(log)
 		if err == nil && !bytes.Contains(text, []byte("The lab is ready")) {
 			err = errors.New(string(text))
@@ -163,7 +163,7 @@ server { listen %[3]s:%[4]d backlog=8192; location / { default_type text/plain; 
 		return nil, err
 	}
 	var targets []string
-	err = eventually("the Service answers", func() error {
+	err = l.eventually("the Service answers", func() error {
 		out, err := l.kubectl("", "get", "service", "bench", "-o", "jsonpath={.status.loadBalancer.ingress[0].ip} {.spec.ports[0].nodePort}")
 		if err != nil {
 			return err
@@ -227,12 +227,9 @@ func (l *lab) stop() {
 	}
 }
 
-func eventually(what string, f func() error) error {
-	var err error
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
-		if err = f(); err == nil {
-			return nil
-		}
+func (l *lab) eventually(what string, f func() error) error {
+	if err := report.Until(l.b.ctx, 2*time.Minute, 200*time.Millisecond, f); err != nil {
+		return fmt.Errorf("it took too long until %s: %w", what, err)
 	}
-	return fmt.Errorf("it took too long until %s: %w", what, err)
+	return nil
 }

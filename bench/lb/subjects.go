@@ -134,15 +134,20 @@ func (b *bench) begin(cmd *exec.Cmd, address string) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		if c, err := net.Dial("tcp", address); err == nil {
-			return c.Close()
+	err = report.Until(b.ctx, 30*time.Second, 20*time.Millisecond, func() error {
+		c, err := net.Dial("tcp", address)
+		if err == nil {
+			err = c.Close()
 		}
+		return err
+	})
+	if err == nil {
+		return nil
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	text, _ := os.ReadFile(output.Name())
-	return fmt.Errorf("%s does not listen at %s: %s", cmd.Path, address, text)
+	return fmt.Errorf("%s does not listen: %w: %s", cmd.Path, err, text)
 }
 
 // nginxMain are settings of every nginx here. As one process it is easiest to measure.

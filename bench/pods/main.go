@@ -13,10 +13,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"portal/bench/report"
 	"portal/internal/lab"
+	"portal/test/harness"
 )
 
 type options struct {
@@ -31,15 +31,11 @@ func main() {
 	var o options
 	flag.IntVar(&o.pods, "pods", 200, "Pods that are started together")
 	flag.IntVar(&o.single, "single", 30, "Pods that are started one after the other")
-	flag.StringVar(&o.portal, "portal", ".cache/bin/portal", "Portal's binary")
+	flag.StringVar(&o.portal, "portal", harness.Portal(), "Portal's binary")
 	flag.StringVar(&o.mode, "proxy-mode", "", "mode of the node's proxy; default: what it chooses")
 	flag.StringVar(&o.output, "o", "", "JSON file to write the report to")
 	flag.Parse()
 	report.Main("bench-pods", func(ctx context.Context, _ []string) (bool, error) { return run(ctx, o) })
-}
-
-func logf(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 }
 
 // The limits that are promised.
@@ -63,7 +59,7 @@ func run(ctx context.Context, o options) (met bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	logf("starting a lab of one node")
+	report.Logf("starting a lab of one node")
 	l, err := lab.Start(ctx, lab.Options{
 		Name: fmt.Sprintf("bench%d", os.Getpid()), Nodes: 1, Dir: filepath.Join(dir, "lab"), Portal: binary, ProxyMode: o.mode, NodeArgs: []string{"--max-pods", fmt.Sprint(o.pods + 20)},
 	})

@@ -8,9 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -64,12 +61,10 @@ func (b *bench) create(ctx context.Context, name string, w workload) error {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": w.name}}, Spec: corev1.PodSpec{
 		NodeName: node, TerminationGracePeriodSeconds: ptr.To[int64](1), Containers: []corev1.Container{w.container},
 	}}
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) { // the first waits for its service account
+	return report.Until(ctx, 10*time.Second, 50*time.Millisecond, func() error { // the first waits for its service account
 		_, err := b.api().CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
-		if err == nil || time.Now().After(end) || ctx.Err() != nil {
-			return err
-		}
-	}
+		return err
+	})
 }
 
 // service makes a Service for Pods of a workload, and returns where it answers.
@@ -145,12 +140,7 @@ func countReady(pods map[string]*corev1.Pod) (n int) {
 // answers asks a Service from the node until it answers.
 func (b *bench) answers(ctx context.Context, address string) error {
 	return b.node.Do(func() error {
-		for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
-			err := ask(address)
-			if err == nil || ctx.Err() != nil || time.Now().After(end) {
-				return err
-			}
-		}
+		return report.Until(ctx, patience, 2*time.Millisecond, func() error { return ask(address) })
 	})
 }
 
@@ -205,7 +195,7 @@ func (b *bench) deleteAll(ctx context.Context, app string) error {
 
 // one starts Pods one after the other, each with a Service that is there already.
 func (b *bench) one(ctx context.Context, n int, at report.At) error {
-	logf("starting %d Pods one after the other", n)
+	report.Logf("starting %d Pods one after the other", n)
 	var isReady, answered []time.Duration
 	for i := range n {
 		w := serving
@@ -246,30 +236,18 @@ func (b *bench) one(ctx context.Context, n int, at report.At) error {
 // start creates Pods with a few connections, and returns how long it took until the last was ready.
 func (b *bench) start(ctx context.Context, n int, w workload) (time.Duration, error) {
 	begin := time.Now()
-	var creating sync.WaitGroup
-	var mu sync.Mutex
-	var errs []error
-	for c := range 4 {
-		creating.Go(func() {
-			for i := c; i < n; i += 4 {
-				if err := b.create(ctx, fmt.Sprintf("%s-%d", w.name, i), w); err != nil {
-					mu.Lock()
-					errs = append(errs, err)
-					mu.Unlock()
-					return
-				}
-			}
-		})
-	}
+	created := make(chan error, 1)
+	go func() {
+		created <- report.Each(ctx, 4, n, func(i int) error { return b.create(ctx, fmt.Sprintf("%s-%d", w.name, i), w) })
+	}()
 	err := b.follow(ctx, w.name, func(pods map[string]*corev1.Pod) bool { return countReady(pods) == n })
 	took := time.Since(begin)
-	creating.Wait()
-	return took, errors.Join(append(errs, err)...)
+	return took, errors.Join(<-created, err)
 }
 
 // many starts Pods together and deletes them.
 func (b *bench) many(ctx context.Context, n int, w workload, at report.At) error {
-	logf("starting %d Pods: %s", n, w.about)
+	report.Logf("starting %d Pods: %s", n, w.about)
 	address := ""
 	if w.name == serving.name {
 		var err error
@@ -290,7 +268,7 @@ func (b *bench) many(ctx context.Context, n int, w workload, at report.At) error
 	at.Lower(portal, started, took.Seconds(), "s")
 	at.WantWithin(portal, started, startLimit)
 	time.Sleep(5 * time.Second) // steady
-	agent, err := memory(harness.AgentPID(b.node))
+	agent, err := report.ReadOwn(harness.AgentPID(b.node))
 	if err != nil {
 		return err
 	}
@@ -306,22 +284,6 @@ func (b *bench) many(ctx context.Context, n int, w workload, at report.At) error
 	return b.left(ctx, at)
 }
 
-// memory is that of one process, without what it has started.
-func memory(pid int) (report.Usage, error) {
-	var u report.Usage
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	for line := range strings.Lines(string(data)) {
-		var kib float64
-		if n, _ := fmt.Sscanf(line, "Pss: %f", &kib); n == 1 {
-			u.PSS = kib * 1024 / 1e6
-		}
-		if n, _ := fmt.Sscanf(line, "Anonymous: %f", &kib); n == 1 {
-			u.Anonymous = kib * 1024 / 1e6
-		}
-	}
-	return u, err
-}
-
 // left counts what is left of Pods that are gone, after a moment for what ends in the background.
 func (b *bench) left(ctx context.Context, at report.At) error {
 	var left harness.Traces
@@ -335,7 +297,7 @@ func (b *bench) left(ctx context.Context, at report.At) error {
 		}
 	}
 	if len(left) > 0 {
-		logf("left are\n%v", left)
+		report.Logf("left are\n%v", left)
 	}
 	for _, kind := range harness.TraceKinds() {
 		name := kind + " that are left"
@@ -347,7 +309,7 @@ func (b *bench) left(ctx context.Context, at report.At) error {
 
 // killed kills the agent while half of the Pods have started, and while half of them have ended.
 func (b *bench) killed(ctx context.Context, n int, at report.At) error {
-	logf("starting %d Pods, and killing the agent", n)
+	report.Logf("starting %d Pods, and killing the agent", n)
 	w := sleeping
 	w.name = "survivor"
 	restart := func(half func(pods map[string]*corev1.Pod) bool) func() error {

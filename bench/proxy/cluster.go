@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	clientset "k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 
+	"portal/bench/report"
 	"portal/test/harness"
 )
 
@@ -52,14 +51,7 @@ func newCluster(ctx context.Context, dir string, load workload, n int) (*cluster
 			c.replaceable = append(c.replaceable, i)
 		}
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)
-	if err != nil {
-		c.stop()
-		return nil, err
-	}
-	config.QPS = -1
-	config.ContentType = "application/vnd.kubernetes.protobuf"
-	if c.client, err = clientset.NewForConfig(config); err != nil {
+	if c.client, err = harness.Connect(api.Kubeconfig); err != nil {
 		c.stop()
 		return nil, err
 	}
@@ -86,7 +78,7 @@ func (c *cluster) fill(ctx context.Context) error {
 	if _, err := nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
 		return err
 	}
-	return parallel(16, c.size(), func(i int) error { return c.create(ctx, i) })
+	return report.Each(ctx, 16, c.size(), func(i int) error { return c.create(ctx, i) })
 }
 
 func serviceName(i int) string { return fmt.Sprintf("svc-%05d", i) }
@@ -232,27 +224,4 @@ func (c *cluster) restore(ctx context.Context, i int) error { return c.update(ct
 func (c *cluster) update(ctx context.Context, s *discoveryv1.EndpointSlice) error {
 	_, err := c.client.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, metav1.UpdateOptions{})
 	return err
-}
-
-// parallel calls do for 0 to n-1 from several goroutines and returns the first error.
-func parallel(workers, n int, do func(int) error) error {
-	var wg sync.WaitGroup
-	var once sync.Once
-	var first error
-	next := make(chan int)
-	for range workers {
-		wg.Go(func() {
-			for i := range next {
-				if err := do(i); err != nil {
-					once.Do(func() { first = err })
-				}
-			}
-		})
-	}
-	for i := range n {
-		next <- i
-	}
-	close(next)
-	wg.Wait()
-	return first
 }

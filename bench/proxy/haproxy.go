@@ -39,7 +39,7 @@ type relay struct {
 // direct connections. They take turns, because the machine is not equally busy all the time; Portal only runs when it is
 // its turn, because its rules make the kernel track all connections.
 func besideHAProxy(ctx context.Context, o options, net *network, r *report.Report) error {
-	logf("userspace mode beside HAProxy")
+	report.Logf("userspace mode beside HAProxy")
 	dir, err := os.MkdirTemp("", "bench-proxy")
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func besideHAProxy(ctx context.Context, o options, net *network, r *report.Repor
 	if err := c.update(ctx, bulk); err != nil {
 		return err
 	}
-	haproxy, err := startHAProxy(dir)
+	haproxy, err := startHAProxy(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -64,8 +64,8 @@ func besideHAProxy(ctx context.Context, o options, net *network, r *report.Repor
 	s := &session{o: o, net: net, c: c, subject: portal, mode: "userspace", dir: dir}
 	for range relayRounds {
 		if err := errors.Join(
-			direct.measure(nil, endpoint(podAddr(1), podPorts[0]), endpoint(podAddr(2), bulkPort)),
-			peer.measure(haproxy, endpoint("127.0.0.1", 9000), endpoint("127.0.0.1", 9001)),
+			direct.measure(ctx, nil, endpoint(podAddr(1), podPorts[0]), endpoint(podAddr(2), bulkPort)),
+			peer.measure(ctx, haproxy, endpoint("127.0.0.1", 9000), endpoint("127.0.0.1", 9001)),
 			s.measureUserspace(ctx, own),
 		); err != nil {
 			return err
@@ -99,20 +99,19 @@ func shares(own, peer []float64) []float64 {
 
 // measureUserspace starts Portal's proxy for one round.
 func (s *session) measureUserspace(ctx context.Context, out *relay) (err error) {
-	process, err := startProxy(s.o, s.c, portal, s.mode, s.dir)
+	p, err := startProxy(s.o, s.c, portal, s.mode, s.dir)
 	if err != nil {
 		return err
 	}
-	p := &run{process, report.Follow(process.Pid())}
 	defer func() {
-		p.stop()
+		p.Stop()
 		err = errors.Join(err, s.net.reset())
 	}()
 	// Service 1 sends nothing before it gets a request.
 	if err := s.waitFor(ctx, p, []int{0, s.c.size() - 1}); err != nil {
 		return fmt.Errorf("the userspace mode: %w\n%s", err, p.Tail())
 	}
-	if err := out.measure(process, s.c.vip(0), s.c.vip(1)); err != nil {
+	if err := out.measure(ctx, p.Process, s.c.vip(0), s.c.vip(1)); err != nil {
 		return fmt.Errorf("%w\n%s", err, p.Tail())
 	}
 	return nil
@@ -122,7 +121,7 @@ func endpoint(addr string, port int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(addr), uint16(port))
 }
 
-func startHAProxy(dir string) (*harness.Process, error) {
+func startHAProxy(ctx context.Context, dir string) (*harness.Process, error) {
 	config := filepath.Join(dir, "haproxy.cfg")
 	text := fmt.Sprintf(`global
   nbthread 2
@@ -148,17 +147,18 @@ listen bulk
 	if err != nil {
 		return nil, fmt.Errorf("%w (Debian's package haproxy has it)", err)
 	}
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if _, _, err := fetch(endpoint("127.0.0.1", 9000), time.Second); err == nil {
-			return p, nil
-		}
+	if err := report.Until(ctx, 10*time.Second, 50*time.Millisecond, func() error {
+		_, _, err := fetch(endpoint("127.0.0.1", 9000), time.Second)
+		return err
+	}); err != nil {
+		p.Kill()
+		return nil, fmt.Errorf("haproxy does not answer: %w\n%s", err, p.Tail())
 	}
-	p.Kill()
-	return nil, fmt.Errorf("haproxy does not answer:\n%s", p.Tail())
+	return p, nil
 }
 
 // measure makes one round.
-func (r *relay) measure(p *harness.Process, short, bulk netip.AddrPort) error {
+func (r *relay) measure(ctx context.Context, p *harness.Process, short, bulk netip.AddrPort) error {
 	spent := func() float64 {
 		if p == nil {
 			return 0
@@ -167,13 +167,13 @@ func (r *relay) measure(p *harness.Process, short, bulk netip.AddrPort) error {
 		return report.Milliseconds(used.CPU)
 	}
 	begin, before := time.Now(), spent()
-	if err := parallel(streams, streams, func(int) error { return pull(bulk, streamBytes) }); err != nil {
+	if err := report.Each(ctx, streams, streams, func(int) error { return pull(bulk, streamBytes) }); err != nil {
 		return fmt.Errorf("%s: %w", r.subject, err)
 	}
 	r.throughput = append(r.throughput, streams*streamBytes/1e6/time.Since(begin).Seconds())
 	r.perGB = append(r.perGB, (spent()-before)/(streams*streamBytes/1e9))
 	begin, before = time.Now(), spent()
-	if err := parallel(rateClients, rateConns, func(int) error {
+	if err := report.Each(ctx, rateClients, rateConns, func(int) error {
 		_, _, err := fetch(short, 5*time.Second)
 		return err
 	}); err != nil {

@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -71,17 +70,15 @@ func main() {
 	flag.StringVar(&o.output, "o", "", "JSON file to write the report to")
 	flag.BoolVar(&o.haproxy, "haproxy", true, "measure the userspace mode beside HAProxy")
 	flag.Parse()
-	if err := o.read(*modes, *services, *mix, *subjects, *situations); err != nil {
-		fmt.Fprintln(os.Stderr, "bench/proxy:", err)
-		os.Exit(2)
-	}
-	met, err := runAll(o)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench/proxy:", err)
-	}
-	if err != nil || !met {
-		os.Exit(1)
-	}
+	report.Main("bench-proxy", func(ctx context.Context, _ []string) (bool, error) {
+		if err := o.read(*modes, *services, *mix, *subjects, *situations); err != nil {
+			return false, err
+		}
+		if os.Getenv(inside) == "" {
+			return reexec()
+		}
+		return report.InFolder("proxy", func(dir string) (bool, error) { return runAll(ctx, o, dir) })
+	})
 }
 
 func (o *options) read(modes, services, mix, subjects, kinds string) (err error) {
@@ -135,12 +132,7 @@ func numbers(flag, text string) (out []int, err error) {
 // inside is set in the environment of the process that runs in the namespace.
 const inside = "PORTAL_BENCH_INSIDE"
 
-func runAll(o options) (met bool, err error) {
-	if os.Getenv(inside) == "" {
-		return reexec()
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+func runAll(ctx context.Context, o options, dir string) (met bool, err error) {
 	r := report.New("proxy", "Service proxy beside kube-proxy", []string{kube, "direct", "haproxy"}, []string{portal})
 	r.Version(kube, o.kubeProxy, "--version")
 	r.Version(portal, o.portal, "version")
@@ -152,11 +144,6 @@ func runAll(o options) (met bool, err error) {
 		"other are far enough apart that kube-proxy's minSyncPeriod of 1 s delays none of them.")
 	r.Note("Mixed Services have 1 to 4 ports, 1 to 200 endpoints by a heavy-tailed distribution and both address families; 10 %% have " +
 		"affinity, 20 %% are of type NodePort or LoadBalancer, 5 %% have a Local policy.")
-	dir, err := os.MkdirTemp("", "bench-proxy")
-	if err != nil {
-		return false, err
-	}
-	defer os.RemoveAll(dir)
 	for _, subject := range o.subjects {
 		// The API server runs from Portal's binary too; it must not share the proxy's pages.
 		if *o.binary(subject), err = report.Private(*o.binary(subject), dir); err != nil {
@@ -192,7 +179,6 @@ func reexec() (bool, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	signal.Ignore(os.Interrupt)
 	if err := cmd.Run(); err != nil {
 		os.Exit(max(1, cmd.ProcessState.ExitCode()))
 	}
@@ -224,7 +210,7 @@ func round(ctx context.Context, o options, net *network, load workload, n int, r
 		return err
 	}
 	defer os.RemoveAll(dir)
-	logf("starting an API server and creating %d Services (%s)", n, load.name)
+	report.Logf("starting an API server and creating %d Services (%s)", n, load.name)
 	c, err := newCluster(ctx, dir, load, n)
 	if err != nil {
 		return err
@@ -239,7 +225,7 @@ func round(ctx context.Context, o options, net *network, load workload, n int, r
 			fewest[mode] = at
 		}
 		for _, subject := range o.subjects {
-			logf("%s, %s", subject, at)
+			report.Logf("%s, %s", subject, at)
 			time.Sleep(rest)
 			err := (&session{o: o, net: net, c: c, subject: subject, mode: mode, at: at}).measure(ctx)
 			switch {
@@ -254,8 +240,4 @@ func round(ctx context.Context, o options, net *network, load workload, n int, r
 		}
 	}
 	return nil
-}
-
-func logf(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(format, args...))
 }

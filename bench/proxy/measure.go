@@ -53,7 +53,7 @@ func (s *session) measure(ctx context.Context) (err error) {
 	p, err := s.starts(ctx)
 	defer func() {
 		if p != nil {
-			p.stop()
+			p.Stop()
 		}
 		err = errors.Join(err, s.net.reset(), s.restoreAll(ctx))
 	}()
@@ -103,7 +103,7 @@ func (s *session) changes(ctx context.Context) error {
 	s.at.Lower(s.subject, changeLatency, report.Quantile(took, 0.5), "ms")
 	s.at.Lower(s.subject, "one endpoint changed, slowest", report.Quantile(took, 1), "ms")
 	s.at.Lower(s.subject, "  of which the write to the API, p50", report.Quantile(writes, 0.5), "ms")
-	logf("  change %.2f ms, of which the write %.2f ms", report.Quantile(took, 0.5), report.Quantile(writes, 0.5))
+	report.Logf("  change %.2f ms, of which the write %.2f ms", report.Quantile(took, 0.5), report.Quantile(writes, 0.5))
 	if s.mode != "iptables" {
 		return nil
 	}
@@ -146,13 +146,13 @@ func (s *session) restoreAll(ctx context.Context) error {
 	slices.Sort(s.replaced)
 	replaced := slices.Compact(s.replaced)
 	s.replaced = nil
-	return parallel(8, len(replaced), func(k int) error { return s.c.restore(ctx, replaced[k]) })
+	return report.Each(ctx, 8, len(replaced), func(k int) error { return s.c.restore(ctx, replaced[k]) })
 }
 
 const churnRate = 20
 
 // churn changes endpoints at a steady rate: how soon connections follow, and what it costs the proxy.
-func (s *session) churn(ctx context.Context, p *run) error {
+func (s *session) churn(ctx context.Context, p *report.Subject) error {
 	// With few Services, one would change again before connections have followed its last change.
 	if s.c.size() < 10*churnRate {
 		return nil
@@ -189,7 +189,7 @@ func (s *session) churn(ctx context.Context, p *run) error {
 	s.at.Lower(s.subject, "20 changes/s: endpoint reached, p50", report.Quantile(took, 0.5), "ms")
 	s.at.Lower(s.subject, churnP99, report.Quantile(took, 0.99), "ms")
 	s.at.Lower(s.subject, "20 changes/s: CPU for each change", report.Milliseconds(after.CPU-before.CPU)/float64(len(took)), "ms")
-	logf("  20 changes/s: p99 %.1f ms, %.1f s CPU for %d", report.Quantile(took, 0.99), (after.CPU - before.CPU).Seconds(), len(took))
+	report.Logf("  20 changes/s: p99 %.1f ms, %.1f s CPU for %d", report.Quantile(took, 0.99), (after.CPU - before.CPU).Seconds(), len(took))
 	return nil
 }
 

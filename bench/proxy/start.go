@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"portal/bench/report"
-	"portal/test/harness"
 )
 
 // The situations that a proxy is started in. Each ends when the last Service answers as the API says. In the two
@@ -41,28 +40,16 @@ var startCPUName = map[string]string{
 // startBudget is how long a situation is repeated for at most: one start of kube-proxy with many Services takes longer.
 const startBudget = 15 * time.Second
 
-// run is a proxy that is running.
-type run struct {
-	*harness.Process
-	*report.Sampler
-}
-
-func (p *run) stop() {
-	p.Sampler.Stop()
-	_ = p.Process.Stop(30 * time.Second)
-	p.Kill()
-}
-
 var errTimeout = errors.New("was not in sync within the time limit")
 
 // starts measures every situation, several times, and leaves a proxy running that was started in the last of them.
-func (s *session) starts(ctx context.Context) (*run, error) {
-	var p *run
+func (s *session) starts(ctx context.Context) (*report.Subject, error) {
+	var p *report.Subject
 	total := time.Duration(0) // of what was timed
 	for round := 0; round == 0 || round < s.o.starts && total < startBudget; round++ {
 		for _, situation := range s.o.situations {
 			if p != nil {
-				p.stop()
+				p.Stop()
 			}
 			var err error
 			if p, err = s.start(ctx, situation); err != nil {
@@ -79,9 +66,9 @@ func (s *session) starts(ctx context.Context) (*run, error) {
 	return p, nil
 }
 
-// start sets up a situation, starts the proxy and waits until it is in sync. A returned run must be stopped, also if there
+// start sets up a situation, starts the proxy and waits until it is in sync. A returned proxy must be stopped, also if there
 // is an error.
-func (s *session) start(ctx context.Context, situation string) (p *run, err error) {
+func (s *session) start(ctx context.Context, situation string) (p *report.Subject, err error) {
 	var wants []want
 	switch situation {
 	case clean:
@@ -98,11 +85,9 @@ func (s *session) start(ctx context.Context, situation string) (p *run, err erro
 	}
 	time.Sleep(rest)
 	begin := time.Now()
-	process, err := startProxy(s.o, s.c, s.subject, s.mode, s.dir)
-	if err != nil {
+	if p, err = startProxy(s.o, s.c, s.subject, s.mode, s.dir); err != nil {
 		return nil, err
 	}
-	p = &run{process, report.Follow(process.Pid())}
 	if situation == clean {
 		err = s.waitAll(ctx, p)
 	} else {
@@ -117,9 +102,9 @@ func (s *session) start(ctx context.Context, situation string) (p *run, err erro
 		return p, err
 	}
 	s.took[situation], s.cpu[situation] = append(s.took[situation], took), append(s.cpu[situation], used.CPU)
-	logf("  %s: %.2f s, %.2f s CPU", situation, took.Seconds(), used.CPU.Seconds())
+	report.Logf("  %s: %.2f s, %.2f s CPU", situation, took.Seconds(), used.CPU.Seconds())
 	// Not timed: every frontend must answer.
-	if err := s.everythingAnswers(); err != nil {
+	if err := s.everythingAnswers(ctx); err != nil {
 		return p, fmt.Errorf("%s: although it seemed in sync: %w\n%s", startName[situation], err, p.Tail())
 	}
 	return p, nil
@@ -136,7 +121,7 @@ type want struct {
 func (s *session) replaceSome(ctx context.Context, n int) ([]want, error) {
 	all := s.c.replaceable
 	out := make([]want, min(n, len(all)))
-	err := parallel(8, len(out), func(k int) (err error) {
+	err := report.Each(ctx, 8, len(out), func(k int) (err error) {
 		i := all[len(all)-1-k*len(all)/len(out)]
 		s.note(i)
 		out[k].service = i
@@ -147,7 +132,7 @@ func (s *session) replaceSome(ctx context.Context, n int) ([]want, error) {
 }
 
 // check returns an error if waiting must end.
-func (s *session) check(ctx context.Context, p *run, deadline time.Time) error {
+func (s *session) check(ctx context.Context, p *report.Subject, deadline time.Time) error {
 	select {
 	case <-p.Done():
 		return errors.New("the proxy has ended")
@@ -163,7 +148,7 @@ func (s *session) check(ctx context.Context, p *run, deadline time.Time) error {
 
 // waitAll waits until Services answer: the last, the first, and others spread over all of them. That the rest answers too is
 // seen afterwards, because connections to thousands of Services would take time from the proxy.
-func (s *session) waitAll(ctx context.Context, p *run) error {
+func (s *session) waitAll(ctx context.Context, p *report.Subject) error {
 	const samples = 50
 	n := s.c.size()
 	order := []int{n - 1, 0}
@@ -175,7 +160,7 @@ func (s *session) waitAll(ctx context.Context, p *run) error {
 
 // waitFor waits until some Services answer at each of their frontends: a proxy may write its rules for the two families one after
 // the other.
-func (s *session) waitFor(ctx context.Context, p *run, services []int) error {
+func (s *session) waitFor(ctx context.Context, p *report.Subject, services []int) error {
 	deadline := time.Now().Add(s.o.startTimeout)
 	for _, i := range services {
 		for _, to := range s.c.frontends[i] {
@@ -191,7 +176,7 @@ func (s *session) waitFor(ctx context.Context, p *run, services []int) error {
 }
 
 // waitReplaced waits until every changed Service answers with its new endpoint only.
-func (s *session) waitReplaced(ctx context.Context, p *run, wants []want) error {
+func (s *session) waitReplaced(ctx context.Context, p *report.Subject, wants []want) error {
 	deadline := time.Now().Add(s.o.startTimeout)
 	for inSync := false; !inSync; {
 		inSync = true
@@ -213,10 +198,10 @@ func (s *session) waitReplaced(ctx context.Context, p *run, wants []want) error 
 }
 
 // everythingAnswers connects to every frontend of every Service once.
-func (s *session) everythingAnswers() error {
+func (s *session) everythingAnswers(ctx context.Context) error {
 	all := slices.Concat(s.c.frontends...)
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	return parallel(8, len(all), func(k int) error { return answers(all[k]) })
+	return report.Each(ctx, 8, len(all), func(k int) error { return answers(all[k]) })
 }
 
 func answers(to netip.AddrPort) error {

@@ -5,7 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"portal/test/harness"
+	"portal/bench/report"
 )
 
 const (
@@ -15,7 +15,7 @@ const (
 
 // startProxy starts a proxy. Both read the same configuration. Periods between syncs are each one's default; the client's
 // rate limit is raised for both, because a first list is a single request anyway.
-func startProxy(o options, c *cluster, subject, mode, dir string) (*harness.Process, error) {
+func startProxy(o options, c *cluster, subject, mode, dir string) (*report.Subject, error) {
 	data, err := json.Marshal(map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "mode": mode,
 		"clientConnection": map[string]any{"kubeconfig": c.api.Kubeconfig, "qps": 1000, "burst": 2000},
@@ -31,7 +31,7 @@ func startProxy(o options, c *cluster, subject, mode, dir string) (*harness.Proc
 		return nil, err
 	}
 	if subject == kube {
-		return harness.Start(dir, subject, o.kubeProxy, "--config", config)
+		return report.Start(dir, subject, o.kubeProxy, "--config", config)
 	}
-	return harness.Start(dir, subject, o.portal, "proxy", "--config", config)
+	return report.Start(dir, subject, o.portal, "proxy", "--config", config)
 }

@@ -5,11 +5,12 @@ import (
 	"os"
 )
 
-// InFolder runs something with a folder of its own, which is removed afterwards.
-func InFolder(name string, run func(dir string) error) error {
+// InFolder runs a benchmark with a folder of its own, which is removed afterwards.
+func InFolder(name string, run func(dir string) (met bool, err error)) (bool, error) {
 	dir, err := os.MkdirTemp("", "bench-"+name)
 	if err != nil {
-		return err
+		return false, err
 	}
-	return errors.Join(run(dir), os.RemoveAll(dir))
+	met, err := run(dir)
+	return met, errors.Join(err, os.RemoveAll(dir))
 }

@@ -2,11 +2,16 @@ package report
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -174,4 +179,52 @@ func TestPrivateCopyRuns(t *testing.T) {
 	if err := exec.Command(path).Run(); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestEachDoesAllUntilOneFails(t *testing.T) {
+	var done [100]atomic.Int32
+	if err := Each(t.Context(), 7, len(done), func(i int) error { done[i].Add(1); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	for i := range done {
+		if n := done[i].Load(); n != 1 {
+			t.Errorf("%d was done %d times", i, n)
+		}
+	}
+	broken := errors.New("broken")
+	calls := 0
+	err := Each(t.Context(), 1, len(done), func(i int) error {
+		calls++
+		if i == 10 {
+			return broken
+		}
+		return nil
+	})
+	if !errors.Is(err, broken) || calls != 11 {
+		t.Errorf("after %d calls: %v", calls, err)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := Each(ended, 2, 10, func(int) error { return nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("ended: %v", err)
+	}
+}
+
+func TestUntilSaysWhyItGaveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tries, begin := 0, time.Now()
+		try := func() error {
+			if tries++; tries < 5 {
+				return fmt.Errorf("try %d", tries)
+			}
+			return nil
+		}
+		if err := Until(t.Context(), 2*time.Second, time.Second, try); err == nil || err.Error() != "try 4" || time.Since(begin) != 3*time.Second {
+			t.Errorf("%v after %v", err, time.Since(begin))
+		}
+		tries = 0
+		if err := Until(t.Context(), time.Minute, time.Second, try); err != nil || tries != 5 {
+			t.Errorf("%v after %d tries", err, tries)
+		}
+	})
 }

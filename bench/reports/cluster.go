@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -14,10 +13,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"portal/bench/report"
 	"portal/test/harness"
@@ -44,14 +41,11 @@ const (
 )
 
 func newCluster(api *harness.API, o options, dir string) (*cluster, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", api.Kubeconfig)
+	config, err := harness.Config(api.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
-	proto := rest.CopyConfig(config)
-	proto.ContentType, proto.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(proto)
+	client, err := kubernetes.NewForConfig(config)
 	return &cluster{options: o, api: api, config: config, client: client, dir: dir, release: func() {}}, err
 }
 
@@ -91,7 +85,7 @@ func (c *cluster) fill(ctx context.Context) error {
 		{"nodes", c.nodes, c.makeNode}, {"Services", c.services, c.makeService}, {"Pods", c.services * c.pods, c.makePod},
 	} {
 		report.Logf("creating %d %s", step.n, step.what)
-		if err := each(ctx, step.n, patiently(step.make)); err != nil {
+		if err := report.Each(ctx, atOnce, step.n, patiently(ctx, step.make)); err != nil {
 			return fmt.Errorf("create %s: %w", step.what, err)
 		}
 		if step.what == "nodes" {
@@ -106,8 +100,8 @@ func (c *cluster) fill(ctx context.Context) error {
 }
 
 // patiently tries something that makes an object several times: a server under load may lose a connection.
-func patiently(do func(context.Context, int) error) func(context.Context, int) error {
-	return func(ctx context.Context, i int) (err error) {
+func patiently(ctx context.Context, do func(context.Context, int) error) func(int) error {
+	return func(i int) (err error) {
 		for range 5 {
 			if err = do(ctx, i); err == nil || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || !wait(ctx, time.Second) {
 				break
@@ -169,26 +163,6 @@ func (c *cluster) ready(ctx context.Context) (n int, err error) {
 		}
 	}
 	return n, nil
-}
-
-// each calls a function for the numbers below n, several at a time.
-func each(ctx context.Context, n int, f func(context.Context, int) error) error {
-	var next atomic.Int64
-	var all sync.WaitGroup
-	errs := make([]error, atOnce)
-	for w := range atOnce {
-		all.Go(func() {
-			for ctx.Err() == nil && errs[w] == nil {
-				i := int(next.Add(1)) - 1
-				if i >= n {
-					return
-				}
-				errs[w] = f(ctx, i)
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(append(errs, ctx.Err())...)
 }
 
 func (c *cluster) makeNode(ctx context.Context, i int) error {

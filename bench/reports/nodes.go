@@ -276,7 +276,7 @@ func measureReports(ctx context.Context, c *cluster, n *nodes, r *report.Report)
 func (c *cluster) costOfWrite(ctx context.Context) (time.Duration, error) {
 	report.Logf("measuring what one report costs")
 	known := make([]written, c.nodes)
-	if err := each(ctx, c.nodes, func(ctx context.Context, i int) error { return known[i].read(ctx, c, nodeName(i)) }); err != nil {
+	if err := report.Each(ctx, atOnce, c.nodes, func(i int) error { return known[i].read(ctx, c, nodeName(i)) }); err != nil {
 		return 0, err
 	}
 	if !wait(ctx, settle) {
@@ -297,7 +297,7 @@ func (c *cluster) costOfWrite(ctx context.Context) (time.Duration, error) {
 	background := (start - idle).Seconds() / time.Since(began).Seconds()
 	profile := report.Profile(ctx, c.client.Discovery().RESTClient(), c.profiles, "reports")
 	began = time.Now()
-	err = each(ctx, calibration, func(ctx context.Context, i int) error { return known[i%c.nodes].rewrite(ctx, c, i) })
+	err = report.Each(ctx, atOnce, calibration, func(i int) error { return known[i%c.nodes].rewrite(ctx, c, i) })
 	if err != nil {
 		return 0, err
 	}
