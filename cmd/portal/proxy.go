@@ -231,7 +231,7 @@ func (o *proxyOptions) serve(ctx context.Context, log *slog.Logger, config proxy
 	health := &proxy.Health{Node: func() *intent.Node { return cluster.Node(config.Node) }, Listed: cluster.Complete}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	checks := healthcheck.New(log, health.Healthy)
+	checks := healthcheck.New(log, health.Serving)
 	flows := conntrack.New(conntrack.Kernel{}, log, conntrack.Metrics(registry))
 	options := proxy.Options{
 		Cluster: cluster, Config: config, Modes: modes, Mode: o.mode, Local: hostnet.Interfaces{}, Flows: flows, Checks: checks, Health: health,

@@ -17,7 +17,7 @@ func (p *Proxy) acknowledge(ctx context.Context, delta *plan.Delta, refused *bac
 	first := !p.status.Synced
 	changes := p.changes()
 	p.mu.Lock()
-	p.noteRefused(refused)
+	again := p.noteRefused(refused)
 	for _, c := range changes {
 		if r, ok := p.known[c.Key]; ok && r.acked == 0 {
 			r.acked = now.UnixNano()
@@ -40,9 +40,9 @@ func (p *Proxy) acknowledge(ctx context.Context, delta *plan.Delta, refused *bac
 	p.Health.Updated(p.families(), now)
 	p.metrics.synced(delta, p.snap, p.families(), start, now, p.triggers)
 	p.triggers = p.triggers[:0]
-	if len(changes) > 0 || delta.Facts || first {
+	if len(changes) > 0 || delta.Facts || first || again {
 		if p.Checks != nil {
-			p.Checks.Acknowledged(changes, p.snap.Facts)
+			p.Checks.Acknowledged(changes, p.snap.Facts, p.refusedServices())
 		}
 		if p.Flows != nil {
 			p.Flows.Acknowledged(changes, p.snap, p.local.Local, p.traits.Relays)
@@ -72,7 +72,8 @@ func (p *Proxy) changes() []plan.ServiceChange {
 	return out
 }
 
-func (p *Proxy) noteRefused(refused *backend.Refused) {
+// noteRefused reports whether anything is refused or was.
+func (p *Proxy) noteRefused(refused *backend.Refused) bool {
 	var keys []plan.FrontendKey
 	was := p.status.Refused
 	p.status.Refused = nil
@@ -88,6 +89,18 @@ func (p *Proxy) noteRefused(refused *backend.Refused) {
 	}
 	p.metrics.refused.Set(float64(len(keys)))
 	p.snap.Acknowledge(keys...)
+	return len(was)+len(keys) > 0
+}
+
+// refusedServices are those of which the kernel does not have a frontend.
+func (p *Proxy) refusedServices() map[intent.Key]bool {
+	out := map[intent.Key]bool{}
+	for k := range p.status.Refused {
+		if f := p.snap.Frontends[k]; f != nil {
+			out[f.ID.Service] = true
+		}
+	}
+	return out
 }
 
 // cleanOthers removes the rules of other modes, now that this one is in sync: a change of modes leaves no gap.

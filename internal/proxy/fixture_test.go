@@ -34,6 +34,7 @@ type kernel struct {
 	refuse   map[plan.FrontendKey]error
 	lost     bool // somebody flushed it
 	cleaned  int
+	stuck    int // so many Cleanups fail
 	deltas   []*plan.Delta
 	at       []time.Time
 	held     map[plan.FrontendKey]*plan.Frontend
@@ -47,10 +48,15 @@ type kernel struct {
 func (k *kernel) Name() string                                  { return k.name }
 func (k *kernel) Probe(context.Context, []intent.Family) error  { return k.probe }
 func (k *kernel) Open(context.Context) (backend.Backend, error) { return k, nil }
-func (k *kernel) Cleanup(context.Context) error                 { k.cleaned++; return nil }
-func (k *kernel) Limits() []string                              { return nil }
-func (k *kernel) Traits() backend.Traits                        { return traits[k.name] }
-func (k *kernel) Close() error                                  { k.closed = true; return nil }
+func (k *kernel) Cleanup(context.Context) error {
+	if k.cleaned++; k.cleaned <= k.stuck {
+		return errors.New("another process has the lock")
+	}
+	return nil
+}
+func (k *kernel) Limits() []string       { return nil }
+func (k *kernel) Traits() backend.Traits { return traits[k.name] }
+func (k *kernel) Close() error           { k.closed = true; return nil }
 
 // traits are those of the modes.
 var traits = func() map[string]backend.Traits {
@@ -160,9 +166,18 @@ func (f *flows) Acknowledged(c []plan.ServiceChange, _ *plan.Snapshot, _ []netip
 	f.note(c)
 }
 
-type checks struct{ followed }
+type checks struct {
+	followed
+	refused map[intent.Key]bool
+	notes   map[intent.Key][]string
+}
 
-func (f *checks) Acknowledged(c []plan.ServiceChange, _ *plan.Facts) { f.note(c) }
+func (f *checks) Acknowledged(c []plan.ServiceChange, _ *plan.Facts, refused map[intent.Key]bool) {
+	f.note(c)
+	f.refused = refused
+}
+
+func (f *checks) Notes() map[intent.Key][]string { return f.notes }
 
 // world is a proxy at work on a kernel in memory.
 type world struct {

@@ -70,15 +70,22 @@ func (h *Health) InSync() bool {
 	return len(h.updated) > 0 && h.waiting.IsZero()
 }
 
-// Healthy says whether no change has waited too long. Before the first sync there is nothing to be late with.
+// Healthy says whether no change has waited too long.
 func (h *Health) Healthy() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.healthy(time.Now())
 }
 
+// Serving says whether rules are there, and no change has waited too long.
+func (h *Health) Serving() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.updated) > 0 && h.healthy(time.Now())
+}
+
 func (h *Health) healthy(now time.Time) bool {
-	return len(h.updated) == 0 || h.waiting.IsZero() || now.Sub(h.waiting) < lateAfter
+	return h.waiting.IsZero() || now.Sub(h.waiting) < lateAfter
 }
 
 // Known says that the API has had a Node for this machine.

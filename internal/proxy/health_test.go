@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"portal/internal/hostnet"
 	"portal/internal/intent"
+	"portal/internal/plan"
 )
 
 // TestHealth: /healthz fails when a change waits too long or the node leaves; /livez only for the former. A machine that
@@ -71,6 +73,61 @@ func TestHealth(t *testing.T) {
 		w.kernel.fail = nil
 		w.after(time.Minute)
 		expect("unstuck", 200, 200)
+	})
+}
+
+// TestHealthOfRules: rules that can't be written make the proxy unhealthy, also if nothing else has changed, and before the first are written.
+func TestHealthOfRules(t *testing.T) {
+	in(t, nil, func(w *world) {
+		stuck := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); w.after(10 * time.Millisecond) {
+				w.kernel.fail = errors.New("stuck")
+			}
+			w.kernel.fail = nil
+		}
+		expect := func(when string, healthy, serving bool) {
+			w.Helper()
+			if h := w.proxy.Health; h.Healthy() != healthy || h.Serving() != serving {
+				w.Errorf("%s: healthy %v, serving %v; want %v, %v", when, h.Healthy(), h.Serving(), healthy, serving)
+			}
+		}
+		expect("not listed", true, false)
+		w.kernel.fail = errors.New("stuck")
+		w.listed()
+		expect("not programmed", true, false)
+		stuck(2 * time.Minute)
+		expect("not programmed for two minutes", false, false)
+		w.after(time.Minute)
+		expect("programmed", true, true)
+		w.kernel.lose()
+		stuck(3 * time.Minute)
+		expect("lost, and not programmed again for minutes", false, false)
+		w.after(time.Minute)
+		expect("programmed again", true, true)
+	})
+}
+
+// TestChecksOfRefused: health checks get to know which Services were refused, and that they are no more; their own notes are in /state.
+func TestChecksOfRefused(t *testing.T) {
+	in(t, nil, func(w *world) {
+		key := intent.Key{Namespace: "ns", Name: "a"}
+		w.kernel.refuse = map[plan.FrontendKey]error{{Addr: netip.MustParseAddr("10.96.0.1"), Family: intent.IPv4, Protocol: intent.TCP, Port: 80}: errors.New("no room")}
+		w.listed()
+		if !w.checks.refused[key] {
+			w.Error("a refused Service is not told")
+		}
+		w.kernel.refuse = nil
+		w.after(2 * refusedInterval)
+		if len(w.checks.refused) != 0 {
+			w.Errorf("still refused: %v", w.checks.refused)
+		}
+		w.checks.notes = map[intent.Key][]string{key: {"port 31000 is taken"}}
+		if got := w.proxy.State(key).Notes; len(got) != 1 || got[0] != (NoteState{"ns", "a", "port 31000 is taken"}) {
+			w.Errorf("/state has %v", got)
+		}
+		if got := w.proxy.State(intent.Key{Namespace: "ns", Name: "b"}).Notes; len(got) != 0 {
+			w.Errorf("/state of another Service has %v", got)
+		}
 	})
 }
 

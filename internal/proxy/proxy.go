@@ -24,9 +24,11 @@ type Flows interface {
 	Acknowledged(changes []plan.ServiceChange, snap *plan.Snapshot, local []netip.Addr, here bool)
 }
 
-// Checks is notified which plans are in sync, to answer balancers' health checks. It must not block.
+// Checks is notified which plans are in sync, and of which Services something was refused, to answer balancers' health checks. Notes are
+// what of Services it can't do. Neither may block.
 type Checks interface {
-	Acknowledged(changes []plan.ServiceChange, facts *plan.Facts)
+	Acknowledged(changes []plan.ServiceChange, facts *plan.Facts, refused map[intent.Key]bool)
+	Notes() map[intent.Key][]string
 }
 
 // Options are what a proxy is made of.
@@ -296,6 +298,7 @@ func (p *Proxy) failed(delta *plan.Delta, err error) {
 	p.status.LastError, p.status.LastErrorAt = err.Error(), time.Now()
 	p.mu.Unlock()
 	p.metrics.syncFailed(p.traits, p.families(), delta.Full)
+	p.Health.Queued(time.Now()) // also if nothing changed but the kernel
 	p.notUntil = time.Now().Add(jitter(wait))
 	p.due = p.notUntil
 }

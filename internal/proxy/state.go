@@ -175,7 +175,7 @@ func among(only []intent.Key) func(intent.Key) bool {
 	return func(k intent.Key) bool { return set[k] }
 }
 
-// notes are those of plans, and of endpoints that are cluster IPs: a connection to one would have to be led twice.
+// notes are those of plans, of health-check node ports, and of endpoints that are cluster IPs: a connection to one would have to be led twice.
 func (p *Proxy) notes(wanted func(intent.Key) bool) (out []NoteState) {
 	for k, s := range p.snap.Services {
 		if !wanted(k) {
@@ -187,6 +187,15 @@ func (p *Proxy) notes(wanted func(intent.Key) bool) (out []NoteState) {
 		for _, a := range s.Endpoints() {
 			if p.snap.ClusterIPs[a.Addr()] > 0 {
 				out = append(out, NoteState{k.Namespace, k.Name, fmt.Sprintf("endpoint %s is the cluster IP of a Service: packets to it may be lost", a)})
+			}
+		}
+	}
+	if p.Checks != nil {
+		for k, list := range p.Checks.Notes() {
+			for _, n := range list {
+				if wanted(k) {
+					out = append(out, NoteState{k.Namespace, k.Name, n})
+				}
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -19,8 +20,8 @@ import (
 	"portal/internal/plan"
 )
 
-// retryEvery is how often a port that another program has is tried again.
-const retryEvery = 10 * time.Second
+// minRetry and maxRetry are how long to wait before a port that can't be opened is tried again: each time twice as long.
+const minRetry, maxRetry = 500 * time.Millisecond, 30 * time.Second
 
 // Server has a listener for each Service that wants to be checked.
 type Server struct {
@@ -30,8 +31,10 @@ type Server struct {
 	wake chan struct{}
 	mu   sync.Mutex
 	// wanted is what was acknowledged last.
-	wanted map[intent.Key]*plan.HealthCheck
-	where  []netip.Addr
+	wanted  map[intent.Key]*plan.HealthCheck
+	where   []netip.Addr
+	refused map[intent.Key]bool     // the kernel does not have all of them
+	notes   map[intent.Key][]string // what of them can't be opened
 
 	open map[socket]*listener // of Run alone
 }
@@ -44,20 +47,26 @@ type socket struct {
 }
 
 type listener struct {
+	socket net.Listener
 	http   *http.Server
 	ended  chan struct{}
-	failed bool
+
+	// failure is why it could not be opened, and retry when it is tried again; nil: it is open.
+	failure error
+	wait    time.Duration
+	retry   time.Time
 }
 
-// New returns a server; healthy says whether the proxy keeps up. It starts nothing.
+// New returns a server; healthy says whether the proxy's rules are there and up to date. It starts nothing.
 func New(log *slog.Logger, healthy func() bool) *Server {
 	return &Server{log: log, healthy: healthy, wake: make(chan struct{}, 1), wanted: map[intent.Key]*plan.HealthCheck{}, open: map[socket]*listener{}}
 }
 
-// Acknowledged notes the checks of changed plans and where they are answered.
-func (s *Server) Acknowledged(changes []plan.ServiceChange, facts *plan.Facts) {
+// Acknowledged notes the checks of changed plans, where they are answered, and which Services the kernel does not have all of.
+func (s *Server) Acknowledged(changes []plan.ServiceChange, facts *plan.Facts, refused map[intent.Key]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.refused = refused
 	where := facts.NodePorts.Checks
 	some := !slices.Equal(where, s.where) && len(s.wanted) > 0
 	s.where = where
@@ -73,11 +82,22 @@ func (s *Server) Acknowledged(changes []plan.ServiceChange, facts *plan.Facts) {
 		}
 	}
 	if some {
-		select {
-		case s.wake <- struct{}{}:
-		default:
-		}
+		s.wakeUp()
 	}
+}
+
+func (s *Server) wakeUp() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Notes are, for each Service, which of its health-check node ports can't be opened and why.
+func (s *Server) Notes() map[intent.Key][]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.notes
 }
 
 // Run opens and closes listeners until the context ends.
@@ -87,7 +107,7 @@ func (s *Server) Run(ctx context.Context) {
 			s.close(k)
 		}
 	}()
-	retry := time.NewTicker(retryEvery)
+	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	for {
 		select {
@@ -96,22 +116,52 @@ func (s *Server) Run(ctx context.Context) {
 		case <-s.wake:
 		case <-retry.C:
 		}
-		s.follow(ctx)
+		if next := s.follow(ctx, time.Now()); next.IsZero() {
+			retry.Stop()
+		} else {
+			retry.Reset(time.Until(next))
+		}
 	}
 }
 
-// follow brings the listeners in line with what is wanted: those that go first, since a port may move between Services.
-func (s *Server) follow(ctx context.Context) {
+// follow brings the listeners in line with what is wanted: those that go first, since a port may move between Services. It returns when
+// to try again, zero if nothing failed.
+func (s *Server) follow(ctx context.Context, now time.Time) (next time.Time) {
 	want := s.sockets()
 	for k := range s.open {
 		if _, still := want[k]; !still {
 			s.close(k)
 		}
 	}
+	notes := map[intent.Key][]string{}
 	for k := range want {
-		if l := s.open[k]; l == nil || l.failed {
-			s.listen(ctx, k, l == nil)
+		l := s.open[k]
+		if l == nil || l.failure == nil && l.hasEnded() || l.failure != nil && !now.Before(l.retry) {
+			l = s.listen(ctx, k, l, now)
 		}
+		if l.failure == nil {
+			continue
+		}
+		if next.IsZero() || l.retry.Before(next) {
+			next = l.retry
+		}
+		notes[k.service] = append(notes[k.service], fmt.Sprintf("health-check node port %d can't be opened at %s, so balancers take this node for unhealthy: %v", k.at.Port(), k.at, l.failure))
+	}
+	for _, list := range notes {
+		slices.Sort(list)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notes = notes
+	return next
+}
+
+func (l *listener) hasEnded() bool {
+	select {
+	case <-l.ended:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -131,31 +181,46 @@ func (s *Server) sockets() map[socket]struct{} {
 	return out
 }
 
-func (s *Server) listen(ctx context.Context, k socket, first bool) {
+// listen opens a socket; before is what it was, nil for nothing.
+func (s *Server) listen(ctx context.Context, k socket, before *listener, now time.Time) *listener {
 	// By family, so that IPv6's wildcard does not take IPv4 as well.
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp"+strconv.Itoa(int(k.family)), k.at.String())
 	if err != nil {
-		if first {
+		entry := &listener{failure: err, wait: minRetry}
+		if op := (*net.OpError)(nil); errors.As(err, &op) {
+			entry.failure = op.Err // it names the address, too
+		}
+		if before != nil && before.failure != nil {
+			entry.wait = min(2*before.wait, maxRetry)
+		} else {
 			s.log.Error("a health-check node port can't be opened; trying again", "service", k.service.String(), "address", k.at.String(), "err", err)
 		}
-		s.open[k] = &listener{failed: true}
-		return
+		entry.retry = now.Add(entry.wait)
+		s.open[k] = entry
+		return entry
+	}
+	if before != nil {
+		s.log.Info("a health-check node port is open now", "service", k.service.String(), "address", k.at.String())
 	}
 	entry := &listener{
-		http:  &http.Server{Handler: s.handler(k), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute},
-		ended: make(chan struct{}),
+		socket: l,
+		http:   &http.Server{Handler: s.handler(k), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute},
+		ended:  make(chan struct{}),
 	}
 	s.open[k] = entry
 	go func() {
-		defer close(entry.ended)
-		if err := entry.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			s.log.Error("a health-check node port has ended", "service", k.service.String(), "address", k.at.String(), "err", err)
+		err := entry.http.Serve(l)
+		close(entry.ended)
+		if !errors.Is(err, http.ErrServerClosed) {
+			s.log.Error("a health-check node port has ended; opening it again", "service", k.service.String(), "address", k.at.String(), "err", err)
+			s.wakeUp()
 		}
 	}()
+	return entry
 }
 
 func (s *Server) close(k socket) {
-	if l := s.open[k]; !l.failed {
+	if l := s.open[k]; l.failure == nil {
 		l.http.Close()
 		<-l.ended
 	}
@@ -175,9 +240,9 @@ type answer struct {
 func (s *Server) handler(k socket) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		s.mu.Lock()
-		check := s.wanted[k.service]
+		check, refused := s.wanted[k.service], s.refused[k.service]
 		s.mu.Unlock()
-		a := answer{ServiceProxyHealthy: s.healthy()}
+		a := answer{ServiceProxyHealthy: !refused && s.healthy()}
 		a.Service.Namespace, a.Service.Name = k.service.Namespace, k.service.Name
 		if check != nil {
 			a.LocalEndpoints = check.Endpoints[k.family]
