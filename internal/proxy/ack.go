@@ -53,7 +53,8 @@ func (p *Proxy) acknowledge(ctx context.Context, delta *plan.Delta, refused *bac
 	}
 	if first {
 		p.Log.Info("first sync done", "services", len(p.snap.Services), "frontends", len(p.snap.Frontends), "took", now.Sub(start))
-		p.cleanup.Go(func() { p.cleanOthers(ctx) })
+		mode := p.status.Mode
+		p.cleanup.Go(func() { p.cleanOthers(ctx, mode) })
 	}
 }
 
@@ -103,14 +104,31 @@ func (p *Proxy) refusedServices() map[intent.Key]bool {
 	return out
 }
 
-// cleanOthers removes the rules of other modes, now that this one is in sync: a change of modes leaves no gap.
-func (p *Proxy) cleanOthers(ctx context.Context) {
-	for _, m := range p.Modes {
-		if m.Name() == p.status.Mode {
-			continue
+// cleanOthers removes the rules of other modes, now that this one is in sync: a change of modes leaves no gap. What can't be removed is tried
+// again until it is gone: such rules lead to endpoints of long ago.
+func (p *Proxy) cleanOthers(ctx context.Context, mode string) {
+	left := slices.DeleteFunc(slices.Clone(p.Modes), func(m backend.Mode) bool { return m.Name() == mode })
+	failed := map[string]string{}
+	for failures := 1; ; failures++ {
+		left = slices.DeleteFunc(left, func(m backend.Mode) bool {
+			err := m.Cleanup(ctx)
+			switch {
+			case ctx.Err() != nil:
+			case err != nil && failed[m.Name()] != err.Error():
+				failed[m.Name()] = err.Error()
+				p.Log.Warn("could not remove the rules of another proxy mode, retrying", "mode", m.Name(), "err", err)
+			case err == nil && failed[m.Name()] != "":
+				p.Log.Info("removed the rules of another proxy mode", "mode", m.Name(), "failures", failures-1)
+			}
+			return err == nil
+		})
+		if len(left) == 0 {
+			return
 		}
-		if err := m.Cleanup(ctx); err != nil && ctx.Err() == nil {
-			p.Log.Warn("could not remove the rules of another proxy mode", "mode", m.Name(), "err", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(jitter(backoff(failures))):
 		}
 	}
 }

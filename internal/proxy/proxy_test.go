@@ -381,6 +381,37 @@ func TestCleansOthers(t *testing.T) {
 	})
 }
 
+// TestCleansOthersUntilDone: what can't be removed is tried again, less and less often, and the log has it once.
+func TestCleansOthersUntilDone(t *testing.T) {
+	var log bytes.Buffer
+	stuck, other := &kernel{name: "iptables", stuck: 5}, &kernel{name: "ipvs"}
+	in(t, func(o *Options) {
+		o.Modes = append(o.Modes, stuck, other)
+		o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	}, func(w *world) {
+		w.listed()
+		if stuck.cleaned != 1 {
+			w.Errorf("cleaned %d times at once", stuck.cleaned)
+		}
+		w.after(time.Hour)
+		if stuck.cleaned != 6 || other.cleaned != 1 {
+			w.Errorf("cleaned %d times, and the other one %d: want 6 and 1", stuck.cleaned, other.cleaned)
+		}
+	})
+	if text := log.String(); strings.Count(text, "could not remove the rules of another proxy mode") != 1 || strings.Count(text, "removed the rules of another proxy mode") != 1 {
+		t.Errorf("the log:\n%s", text)
+	}
+	// A proxy that ends does not wait for it.
+	forever := &kernel{name: "iptables", stuck: 1 << 30}
+	in(t, func(o *Options) { o.Modes = append(o.Modes, forever) }, func(w *world) {
+		w.listed()
+		w.after(time.Minute)
+		if forever.cleaned < 5 || forever.cleaned > 20 {
+			w.Errorf("cleaned %d times in a minute", forever.cleaned)
+		}
+	})
+}
+
 // TestTellsOfForeignRules: what another proxy left is in the log, in /state and in a metric.
 func TestTellsOfForeignRules(t *testing.T) {
 	var log bytes.Buffer
