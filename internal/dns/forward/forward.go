@@ -68,6 +68,7 @@ type Forwarder struct {
 	mu       sync.Mutex
 	calls    map[string]*call
 	failures map[string]failure
+	probes   map[string]*upstream // by the name that was asked for, see FindLoops
 
 	ctx     context.Context // of calls, which may outlive the query that started them
 	stop    context.CancelFunc

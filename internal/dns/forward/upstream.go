@@ -127,6 +127,8 @@ type upstream struct {
 	checking atomic.Bool
 	// foldsCase: the server does not repeat the case of names, so it can't be verified.
 	foldsCase atomic.Bool
+	// returns: what it is asked comes back to this server.
+	returns atomic.Bool
 
 	mu   sync.Mutex
 	idle []idleConn // TCP and TLS, the one used last at the end
@@ -147,14 +149,14 @@ var (
 	errAllUnhealthy = errors.New("all upstreams are unhealthy")
 )
 
-func (u *upstream) healthy() bool { return u.fails.Load() < maxFails }
+func (u *upstream) healthy() bool { return u.fails.Load() < maxFails && !u.returns.Load() }
 
 // healthy reports whether any upstream is.
 func (f *Forwarder) healthy() bool {
 	return slices.ContainsFunc(f.upstreams, (*upstream).healthy)
 }
 
-// candidates are the upstreams to try, in order: the healthy ones, or all if none is.
+// candidates are the upstreams to try, in order: the healthy ones, or all if none is, but for those that lead back here.
 func (f *Forwarder) candidates() (list []*upstream, healthy bool) {
 	first := 0
 	if !f.o.Sequential {
@@ -163,7 +165,9 @@ func (f *Forwarder) candidates() (list []*upstream, healthy bool) {
 	var all []*upstream
 	for i := range f.upstreams {
 		u := f.upstreams[(first+i)%len(f.upstreams)]
-		all = append(all, u)
+		if !u.returns.Load() {
+			all = append(all, u)
+		}
 		if u.healthy() {
 			list = append(list, u)
 		}
@@ -177,6 +181,9 @@ func (f *Forwarder) candidates() (list []*upstream, healthy bool) {
 // ask queries one upstream after the other until one gives a usable response.
 func (f *Forwarder) ask(ctx context.Context, question []byte, do, cd bool) (*dns.Msg, error) {
 	list, healthy := f.candidates()
+	if len(list) == 0 {
+		return nil, errLoop
+	}
 	if !healthy {
 		f.metrics.broken.Inc()
 		// The health checks notice a server that is back; until then only a few queries wait for one.

@@ -343,6 +343,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	for _, f := range s.forwarders() {
 		start(func(ctx context.Context) error { f.Run(ctx); return nil })
+		start(func(ctx context.Context) error { f.FindLoops(ctx); return nil })
 	}
 	if s.queries != nil {
 		start(func(ctx context.Context) error {

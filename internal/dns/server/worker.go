@@ -101,10 +101,17 @@ func (w *worker) outside(dst []byte, from netip.Addr) ([]byte, verdict) {
 		return w.done(w.q.Error(dst, wire.Refused, false, false), -1, from, sourceServer)
 	}
 	out, hit := f.Cached(dst, &w.q, w.r.Limit, w.now)
-	if hit == forward.Miss {
+	if hit != forward.Miss {
+		return w.done(out, -1, from, sourceCache)
+	}
+	upstream, news, ok := f.CameBack(&w.q)
+	if !ok {
 		return nil, later
 	}
-	return w.done(out, -1, from, sourceCache)
+	if news {
+		w.s.opts.Log.Error("queries to an upstream come back to this server, not asking it until they no longer do: a loop", "upstream", upstream, "via", from.String(), "fix", "name a server that knows the names outside the cluster")
+	}
+	return w.done(w.q.Error(dst, wire.Refused, false, false), -1, from, sourceServer)
 }
 
 // limit is the longest response that the client accepts.
