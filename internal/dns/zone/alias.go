@@ -42,6 +42,9 @@ func (z *Zones) alias(dst []byte, r *Request, g *origin, n *Name) ([]byte, Outco
 	}
 	c.reached = map[string]bool{n.owner: false}
 	if !z.follow(r, n, "", 1, c) {
+		if !z.ready.Load() { // the target may not have been listed yet
+			return r.Error(dst, wire.ServFail, true, r.Recursive), Answered
+		}
 		return z.negative(dst, r, g, wire.NoError), Answered
 	}
 	if len(c.Outside) == 0 {

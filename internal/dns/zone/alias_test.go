@@ -114,6 +114,29 @@ func TestAliasesIntoZones(t *testing.T) {
 	}
 }
 
+// TestAliasesBeforeListed: as long as not everything has been listed, a target that is missing may come.
+func TestAliasesBeforeListed(t *testing.T) {
+	c := intent.NewCluster(intent.Services, intent.Namespaces)
+	feed := c.Follow()
+	defer feed.Close()
+	c.SetNamespace(&intent.Namespace{Name: "n"})
+	c.SetService(&intent.Service{Key: intent.Key{Namespace: "n", Name: "a"}, Type: intent.ExternalName, ExternalName: inZone("late")})
+	z, err := New(c, Options{Zones: []string{"cluster.local"}, TTL: 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	z.Update(feed.Take())
+	if m := ask(t, z, inZone("a")+".", dns.TypeA); m.Rcode != dns.RcodeServerFailure {
+		t.Errorf("before everything is listed: %v", m)
+	}
+	c.MarkListed(intent.Namespaces)
+	c.MarkListed(intent.Services)
+	z.Update(feed.Take())
+	if m := ask(t, z, inZone("a")+".", dns.TypeA); m.Rcode != dns.RcodeSuccess || len(m.Answer) != 0 {
+		t.Errorf("afterwards: %v", m)
+	}
+}
+
 // TestAliasesOutside: a slice of very many names makes few queries to upstreams, each name once.
 func TestAliasesOutside(t *testing.T) {
 	var targets []string
