@@ -170,7 +170,10 @@ type checks struct {
 	followed
 	refused map[intent.Key]bool
 	notes   map[intent.Key][]string
+	planned []*plan.HealthCheck
 }
+
+func (f *checks) Planned(c []*plan.HealthCheck, _ *plan.Facts) { f.planned = c }
 
 func (f *checks) Acknowledged(c []plan.ServiceChange, _ *plan.Facts, refused map[intent.Key]bool) {
 	f.note(c)

@@ -107,6 +107,32 @@ func TestHealthOfRules(t *testing.T) {
 	})
 }
 
+// TestPlannedChecks: health checks get to know of Services that can't be written, at the start and later.
+func TestPlannedChecks(t *testing.T) {
+	in(t, nil, func(w *world) {
+		checked := func(name, ip string) {
+			s := service(name, ip)
+			s.Type, s.ExternalLocal, s.HealthCheckNodePort = intent.LoadBalancer, true, 31000
+			w.cluster.SetService(s)
+		}
+		expect := func(name string, acknowledged int) {
+			w.Helper()
+			if got := w.checks.planned; len(got) != 1 || got[0].Service.Name != name || w.checks.changes != acknowledged {
+				w.Errorf("planned %v, %d acknowledged; want %s and %d", got, w.checks.changes, name, acknowledged)
+			}
+		}
+		checked("a", "10.96.0.1")
+		w.kernel.fail = errors.New("stuck")
+		w.listed()
+		expect("a", 0)
+		w.after(time.Minute)
+		checked("b", "10.96.0.2")
+		w.kernel.fail = errors.New("stuck")
+		w.settle()
+		expect("b", 1)
+	})
+}
+
 // TestChecksOfRefused: health checks get to know which Services were refused, and that they are no more; their own notes are in /state.
 func TestChecksOfRefused(t *testing.T) {
 	in(t, nil, func(w *world) {

@@ -24,9 +24,10 @@ type Flows interface {
 	Acknowledged(changes []plan.ServiceChange, snap *plan.Snapshot, local []netip.Addr, here bool)
 }
 
-// Checks is notified which plans are in sync, and of which Services something was refused, to answer balancers' health checks. Notes are
-// what of Services it can't do. Neither may block.
+// Checks is notified which plans are in sync, and of which Services something was refused, to answer balancers' health checks, and which
+// checks are planned whose Services could not be written yet. Notes are what of Services it can't do. None may block.
 type Checks interface {
+	Planned(checks []*plan.HealthCheck, facts *plan.Facts)
 	Acknowledged(changes []plan.ServiceChange, facts *plan.Facts, refused map[intent.Key]bool)
 	Notes() map[intent.Key][]string
 }
@@ -259,6 +260,9 @@ func (p *Proxy) sync(ctx context.Context) {
 	delta := p.snap.Delta()
 	var refused *backend.Refused
 	if !delta.Empty() {
+		if !p.status.Synced {
+			p.planChecks()
+		}
 		err := p.back.Apply(ctx, p.snap, delta)
 		if ctx.Err() != nil {
 			return
@@ -299,8 +303,23 @@ func (p *Proxy) failed(delta *plan.Delta, err error) {
 	p.mu.Unlock()
 	p.metrics.syncFailed(p.traits, p.families(), delta.Full)
 	p.Health.Queued(time.Now()) // also if nothing changed but the kernel
+	p.planChecks()
 	p.notUntil = time.Now().Add(jitter(wait))
 	p.due = p.notUntil
+}
+
+// planChecks has balancers told that Services which have not been written are not served here.
+func (p *Proxy) planChecks() {
+	if p.Checks == nil {
+		return
+	}
+	var list []*plan.HealthCheck
+	for k := range p.changed {
+		if s := p.snap.Services[k]; s != nil && s.HealthCheck != nil {
+			list = append(list, s.HealthCheck)
+		}
+	}
+	p.Checks.Planned(list, p.snap.Facts)
 }
 
 // replan brings the snapshot's facts up to date, and then its plans.

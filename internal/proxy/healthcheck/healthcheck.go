@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -31,7 +32,9 @@ type Server struct {
 	wake chan struct{}
 	mu   sync.Mutex
 	// wanted is what was acknowledged last.
-	wanted  map[intent.Key]*plan.HealthCheck
+	wanted map[intent.Key]*plan.HealthCheck
+	// planned are those beside them whose Services are not in the kernel yet.
+	planned []*plan.HealthCheck
 	where   []netip.Addr
 	refused map[intent.Key]bool     // the kernel does not have all of them
 	notes   map[intent.Key][]string // what of them can't be opened
@@ -66,7 +69,7 @@ func New(log *slog.Logger, healthy func() bool) *Server {
 func (s *Server) Acknowledged(changes []plan.ServiceChange, facts *plan.Facts, refused map[intent.Key]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.refused = refused
+	s.refused, s.planned = refused, nil
 	where := facts.NodePorts.Checks
 	some := !slices.Equal(where, s.where) && len(s.wanted) > 0
 	s.where = where
@@ -84,6 +87,20 @@ func (s *Server) Acknowledged(changes []plan.ServiceChange, facts *plan.Facts, r
 	if some {
 		s.wakeUp()
 	}
+}
+
+// Planned notes the checks of plans that are not in the kernel yet: they are answered that this node serves nothing.
+func (s *Server) Planned(checks []*plan.HealthCheck, facts *plan.Facts) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(checks)+len(s.planned) == 0 {
+		return
+	}
+	s.planned = checks
+	if s.where == nil { // otherwise what was acknowledged holds
+		s.where = facts.NodePorts.Checks
+	}
+	s.wakeUp()
 }
 
 func (s *Server) wakeUp() {
@@ -169,7 +186,8 @@ func (s *Server) sockets() map[socket]struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := map[socket]struct{}{}
-	for key, check := range s.wanted {
+	for _, check := range slices.AppendSeq(slices.Clone(s.planned), maps.Values(s.wanted)) {
+		key := check.Service
 		for family := range check.Endpoints {
 			for _, a := range s.where {
 				if intent.FamilyOf(a) == family {
@@ -242,9 +260,10 @@ func (s *Server) handler(k socket) http.Handler {
 		s.mu.Lock()
 		check, refused := s.wanted[k.service], s.refused[k.service]
 		s.mu.Unlock()
-		a := answer{ServiceProxyHealthy: !refused && s.healthy()}
+		there := check != nil && check.Port == k.at.Port()
+		a := answer{ServiceProxyHealthy: there && !refused && s.healthy()}
 		a.Service.Namespace, a.Service.Name = k.service.Namespace, k.service.Name
-		if check != nil {
+		if there {
 			a.LocalEndpoints = check.Endpoints[k.family]
 		}
 		w.Header().Set("Content-Type", "application/json")

@@ -99,6 +99,30 @@ func ask(port uint16) string {
 	return fmt.Sprint(r.StatusCode, " ", string(text), " ", r.Header.Get("X-Load-Balancing-Endpoint-Weight"))
 }
 
+// TestPlanned: as long as the kernel does not have a Service, or its new port, its port says that nothing is served here.
+func TestPlanned(t *testing.T) {
+	s := New(slog.New(slog.DiscardHandler), func() bool { return true })
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { s.Run(ctx) })
+	port, other := freePort(t), freePort(t)
+	c := change("web", port, map[intent.Family]int{intent.IPv4: 2})
+	s.Planned([]*plan.HealthCheck{c.New.HealthCheck}, atLoopback)
+	const not, is = `503 {"service":{"namespace":"ns","name":"web"},"localEndpoints":0,"serviceProxyHealthy":false} 0`, `200 {"service":{"namespace":"ns","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true} 2`
+	answers(t, port, not)
+	s.Acknowledged([]plan.ServiceChange{c}, atLoopback, nil)
+	answers(t, port, is)
+	moved := change("web", other, map[intent.Family]int{intent.IPv4: 2})
+	s.Planned([]*plan.HealthCheck{moved.New.HealthCheck}, atLoopback)
+	answers(t, other, not)
+	answers(t, port, is)
+	s.Acknowledged([]plan.ServiceChange{moved}, atLoopback, nil)
+	answers(t, other, is)
+	answers(t, port, "refused")
+	cancel()
+	wg.Wait()
+}
+
 // TestPortInUse: a port that another program has is tried again less and less often, not with each change, and /state can say why; it is
 // taken when it is free.
 func TestPortInUse(t *testing.T) {
