@@ -117,9 +117,16 @@ func (p *podTokens) adopt(t *corev1.ServiceAccountTokenProjection, text string) 
 	var claims struct {
 		Issued  int64 `json:"iat"`
 		Expires int64 `json:"exp"`
+		// Kubernetes has the life that was asked for, if the API server made it longer for programs that read a token only once.
+		Kubernetes struct {
+			WarnAfter int64 `json:"warnafter"`
+		} `json:"kubernetes.io"`
 	}
 	if err := json.Unmarshal(data, &claims); err != nil || claims.Expires <= claims.Issued {
 		return fmt.Errorf("it is no token of this API")
+	}
+	if warn := claims.Kubernetes.WarnAfter; warn > claims.Issued {
+		claims.Expires = min(claims.Expires, warn)
 	}
 	issued, expires := time.Unix(claims.Issued, 0), time.Unix(claims.Expires, 0)
 	p.mu.Lock()

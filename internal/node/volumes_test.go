@@ -138,6 +138,18 @@ func TestTokens(t *testing.T) {
 	if got, err := other.get(t.Context(), pod, hour); err != nil || got != "x."+claims+".y" {
 		t.Errorf("%q, %v", got, err)
 	}
+	for claims, want := range map[string]time.Duration{
+		`{"iat":%d,"exp":%d}`: 480 * time.Second, // one of 600 s
+		`{"iat":%d,"exp":99999999999,"kubernetes.io":{"warnafter":%d}}`: 480 * time.Second,
+	} {
+		p := newPodTokens(client)
+		if err := p.adopt(hour, "x."+base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, claims, begin.Unix(), begin.Unix()+600))+".y"); err != nil {
+			t.Fatal(err)
+		}
+		if due := p.due().Sub(begin.Truncate(time.Second)); due > want || due < want-renewJitter {
+			t.Errorf("%s is renewed after %s, want %s", claims, due, want)
+		}
+	}
 	for _, bad := range []string{"", "opaque", "a.b.c", "a." + base64.RawURLEncoding.EncodeToString([]byte("{}")) + ".c"} {
 		if other.adopt(hour, bad) == nil {
 			t.Errorf("%q is taken over", bad)
