@@ -163,7 +163,7 @@ func hostPath(h *corev1.HostPathVolumeSource) error {
 	st, err := os.Stat(h.Path)
 	missing := os.IsNotExist(err)
 	switch kind {
-	case corev1.HostPathDirectoryOrCreate:
+	case corev1.HostPathUnset, corev1.HostPathDirectoryOrCreate: // without a type, nothing is checked, and runtimes make a folder
 		if missing {
 			return os.MkdirAll(h.Path, 0o755)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -199,6 +200,32 @@ func TestSignalNamed(t *testing.T) {
 	} {
 		if got := signalNamed(text); got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+}
+
+// TestHostPath: a path without a type is not checked, and is made if there is nothing; with one, it is what the type says.
+func TestHostPath(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		path string
+		kind *corev1.HostPathType
+		want string // part of an error
+	}{
+		{"new/deep", nil, ""}, {"file", nil, ""}, {"new", ptr.To(corev1.HostPathDirectory), ""}, {"other", ptr.To(corev1.HostPathUnset), ""},
+		{"none", ptr.To(corev1.HostPathDirectory), "no such file"}, {"file", ptr.To(corev1.HostPathDirectory), "is not a Directory"},
+		{"made", ptr.To(corev1.HostPathDirectoryOrCreate), ""}, {"made-file", ptr.To(corev1.HostPathFileOrCreate), ""}, {"made", ptr.To(corev1.HostPathFileOrCreate), "is not a FileOrCreate"},
+	} {
+		path := filepath.Join(dir, c.path)
+		err := hostPath(&corev1.HostPathVolumeSource{Path: path, Type: c.kind})
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.path, err, c.want)
+		}
+		if _, statErr := os.Stat(path); err == nil && statErr != nil {
+			t.Errorf("%s was not made: %v", c.path, statErr)
 		}
 	}
 }
