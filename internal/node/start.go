@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -395,24 +394,22 @@ func patiently(ctx context.Context, f func() error) error {
 	}
 }
 
-// lastLines is the end of a log, without its times.
+// lastLines is the end of a log, without its times. What a program wrote of a line at several times is one.
 func lastLines(path string, lines, most int) string {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
 	const tail = 64 << 10
-	if st, err := f.Stat(); err == nil && st.Size() > tail {
-		_, _ = f.Seek(-tail, 2)
-	}
-	buf := make([]byte, tail)
-	n, _ := f.Read(buf)
 	var out []string
-	for _, line := range strings.Split(string(buf[:n]), "\n") {
-		if parts := strings.SplitN(line, " ", 4); len(parts) == 4 {
+	whole := true
+	for line := range strings.Lines(readEnd(path, tail)) {
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 4)
+		if len(parts) != 4 {
+			continue
+		}
+		if !whole {
+			out[len(out)-1] += parts[3]
+		} else {
 			out = append(out, parts[3])
 		}
+		whole = parts[2] != "P"
 	}
 	text := strings.Join(out[max(0, len(out)-lines):], "\n")
 	return text[max(0, len(text)-most):]

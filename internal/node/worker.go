@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -386,24 +387,36 @@ func (w *worker) runs() map[string][]life.Run {
 
 // terminationMessage is what a container left to be read, or the end of its log if it is to be.
 func (w *worker) terminationMessage(name string, s *shim.Status) string {
-	const most = 4096
+	const most, ofPod = 4 << 10, 12 << 10
 	c := containerOf(&w.pod.Spec, name)
 	if c == nil || w.sandbox == nil {
 		return ""
 	}
-	text := readSome(terminationFile(w.sandbox, s.ID), most)
+	text := readEnd(terminationFile(w.sandbox, s.ID), most)
 	if text == "" && c.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError && s.ExitCode != 0 {
 		text = lastLines(w.sandbox.LogDir()+"/"+s.ID+".log", 80, 2048)
 	}
-	return strings.ToValidUTF8(text, "?")
+	return firstBytes(strings.ToValidUTF8(text, "?"), ofPod/(len(w.pod.Spec.InitContainers)+len(w.pod.Spec.Containers)))
 }
 
-func readSome(path string, most int64) string {
+// firstBytes is the beginning of a text, cut between two characters.
+func firstBytes(text string, most int) string {
+	for len(text) > most && !utf8.RuneStart(text[most]) {
+		most--
+	}
+	return text[:min(len(text), most)]
+}
+
+// readEnd reads the end of a file that a container may have written.
+func readEnd(path string, most int64) string {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
+	if st, err := f.Stat(); err == nil && st.Size() > most {
+		_, _ = f.Seek(-most, io.SeekEnd)
+	}
 	data, _ := io.ReadAll(io.LimitReader(f, most))
 	return string(data)
 }

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"math"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -255,6 +257,64 @@ func TestPanicBackoff(t *testing.T) {
 	for panics, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 6: 32 * time.Second, 7: time.Minute, 1000: time.Minute} {
 		if got := panicBackoff(panics); got != want {
 			t.Errorf("after %d: %s, want %s", panics, got, want)
+		}
+	}
+}
+
+// TestTerminationMessage: it is the end of what the container wrote for it, or of its log, and not more than its part of what a Pod's may say
+// together.
+func TestTerminationMessage(t *testing.T) {
+	dir := t.TempDir()
+	r, err := noderuntime.New(noderuntime.Options{Dir: filepath.Join(dir, "pods"), Logs: filepath.Join(dir, "logs"), CgroupRoot: fmt.Sprintf("portal-test-%d-message", os.Getpid())})
+	if err != nil {
+		t.Skip(err)
+	}
+	defer func() {
+		if err := r.Cgroups.Remove(""); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := os.MkdirAll(filepath.Join(dir, "pods", "u", "containers", "r"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	sandbox := r.Lookup("u")
+	var log, lines strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&log, "2026-01-01T00:00:00Z stdout P begin\n2026-01-01T00:00:00Z stdout F  %d\n", i)
+		if i >= 20 {
+			fmt.Fprintf(&lines, "begin %d\n", i)
+		}
+	}
+	long := "begins" + strings.Repeat("ü", 2500)
+	for name, c := range map[string]struct {
+		wrote, log string
+		containers int
+		policy     corev1.TerminationMessagePolicy
+		code       int
+		want       string
+	}{
+		"short":           {"why", log.String(), 1, corev1.TerminationMessageFallbackToLogsOnError, 1, "why"},
+		"long":            {long, "", 1, "", 0, long[len(long)-4096:]},
+		"one of many":     {long, "", 4, "", 0, long[len(long)-4096:][:3072]},
+		"one of odd many": {"x" + long[len(long)-4095+1:], "", 5, "", 0, "x" + strings.Repeat("ü", (12288/5-1)/2)},
+		"the log":         {"", log.String(), 1, corev1.TerminationMessageFallbackToLogsOnError, 1, strings.TrimSuffix(lines.String(), "\n")},
+		"a long log":      {"", "2026-01-01T00:00:00Z stdout F " + strings.Repeat("y", 5000) + "\n", 1, corev1.TerminationMessageFallbackToLogsOnError, 1, strings.Repeat("y", 2048)},
+		"no error":        {"", log.String(), 1, corev1.TerminationMessageFallbackToLogsOnError, 0, ""},
+		"another policy":  {"", log.String(), 1, corev1.TerminationMessageReadFile, 1, ""},
+	} {
+		pod := &corev1.Pod{}
+		for i := range c.containers {
+			pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: fmt.Sprint("c", i), TerminationMessagePolicy: c.policy})
+		}
+		w := newWorker(&Agent{}, pod, nil)
+		w.sandbox = sandbox
+		for path, text := range map[string]string{terminationFile(sandbox, "r"): c.wrote, filepath.Join(sandbox.LogDir(), "r.log"): c.log} {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := w.terminationMessage("c0", &shim.Status{ID: "r", ExitCode: c.code}); got != c.want {
+			t.Errorf("%s: %d bytes, want %d:\n%.100q\n%.100q", name, len(got), len(c.want), got, c.want)
 		}
 	}
 }
