@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -116,7 +117,7 @@ func defaultNodeDir() string {
 	return filepath.Join(apiserver.DefaultOptions().DataDir, string(identity.Node))
 }
 
-func (o *nodeOptions) run(cmd *cobra.Command) error {
+func (o *nodeOptions) run(cmd *cobra.Command) (err error) {
 	log, err := o.logs.setup(cmd.Context(), cmd.ErrOrStderr(), slog.LevelInfo)
 	if err != nil {
 		return usageError{err}
@@ -131,6 +132,23 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	if err := mayRunPods(); err != nil {
 		return err
 	}
+	waiting := func(h instance.Holder) {
+		log.Info("another process has a part in this network namespace, waiting for it to end", "holder", h.String(), "upTo", handover)
+	}
+	lock, err := instance.Acquire(cmd.Context(), instance.Node+options.Bridge, handover, waiting)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	var agent *node.Agent
+	undo := node.Fresh(node.Leftover{DataDir: options.DataDir, CgroupRoot: cmp.Or(options.CgroupRoot, node.DefaultCgroupRoot(options.Name)), Beside: besideAgent})
+	defer func() {
+		if agent == nil || !agent.Registered() {
+			if e := undo(); e != nil {
+				log.Warn("not all that was made for the node could be removed", "err", e)
+			}
+		}
+	}()
 	if options.Images.Mappings, err = withOwnImage(options.Images.Mappings, options.DataDir); err != nil {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
@@ -151,14 +169,6 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 		}
 	}
 	options.Stream.Authorities = o.authorities(options.DataDir, who.node)
-	waiting := func(h instance.Holder) {
-		log.Info("another process has a part in this network namespace, waiting for it to end", "holder", h.String(), "upTo", handover)
-	}
-	lock, err := instance.Acquire(cmd.Context(), instance.Node+options.Bridge, handover, waiting)
-	if err != nil {
-		return err
-	}
-	defer lock.Release()
 	may, err := o.parts.claim(cmd.Context(), waiting)
 	if err != nil {
 		return err
@@ -176,8 +186,7 @@ func (o *nodeOptions) run(cmd *cobra.Command) error {
 	options.Stream.State = nodeState(options, &running, may, &o.parts.balancers.balancingOptions)
 	options.Stream.Traffic = nodeTraffic(ctx, &running, &beside)
 	options.DNS = o.parts.nodeDNS(cmd, log, who.dns, options.Name, options.ClusterDomain, may)
-	agent, err := node.New(options)
-	if err != nil {
+	if agent, err = node.New(options); err != nil {
 		return err
 	}
 	for _, renew := range who.renew {

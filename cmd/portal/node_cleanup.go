@@ -18,6 +18,9 @@ import (
 // balancingDir is where the balancing process has its sockets, in the data directory of a node.
 const balancingDir = "balancing"
 
+// besideAgent are the folders of other parts in a node's data directory.
+var besideAgent = []string{balancingDir, string(identity.Proxy), string(identity.DNS), string(identity.LB)}
+
 // cleanUp removes what an agent left on this machine: Pods and their network, the rules of its proxy, its balancing process and its files. It
 // needs no API.
 func (o *nodeOptions) cleanUp(cmd *cobra.Command, log *slog.Logger, options node.Options) error {
@@ -38,7 +41,7 @@ func (o *nodeOptions) cleanUp(cmd *cobra.Command, log *slog.Logger, options node
 	defer lock.Release()
 	pods, err := node.CleanUp(cmd.Context(), node.Leftover{
 		DataDir: options.DataDir, Bridge: options.Bridge, CgroupRoot: options.CgroupRoot, CNIConfDir: options.CNIConfDir, CNIBinDirs: options.CNIBinDirs,
-		Beside: append(join.Files(), balancingDir, string(identity.Proxy), string(identity.DNS), string(identity.LB)),
+		Beside: append(join.Files(), besideAgent...),
 		Before: func() error { return o.cleanUpParts(cmd, log, options) },
 	})
 	if errors.Is(err, node.ErrPodsOfOthers) {

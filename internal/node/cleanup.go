@@ -65,7 +65,7 @@ func CleanUp(ctx context.Context, l Leftover) (pods int, err error) {
 		}
 		defer unlock()
 		if l.CgroupRoot == "" {
-			l.CgroupRoot = "portal/" + owner
+			l.CgroupRoot = DefaultCgroupRoot(owner)
 		}
 	}
 	var errs []error
@@ -117,6 +117,60 @@ func (l Leftover) endPods(ctx context.Context) (int, error) {
 	}
 	all.Wait()
 	return len(pods), errors.Join(append(errs, r.Cgroups.Remove(""))...)
+}
+
+// Registered says whether the Node has been in the API since Run.
+func (a *Agent) Registered() bool {
+	select {
+	case <-a.registered:
+		return true
+	default:
+		return false
+	}
+}
+
+// Fresh returns what removes all that an agent makes on a machine until its Node is registered, if the data directory is not a node's yet:
+// files, control groups, and the folders that they are in. What was there before stays, and so does a certificate.
+func Fresh(l Leftover) (undo func() error) {
+	none := func() error { return nil }
+	if owner, err := OwnerOf(l.DataDir); owner != "" || err != nil {
+		return none
+	}
+	missing := func(path string) bool {
+		_, err := os.Lstat(path)
+		return errors.Is(err, os.ErrNotExist)
+	}
+	var made, folders []string // the innermost first
+	for _, name := range files {
+		if path := filepath.Join(l.DataDir, name); missing(path) {
+			made = append(made, path)
+		}
+	}
+	for _, name := range l.Beside {
+		if path := filepath.Join(l.DataDir, name); missing(path) {
+			folders = append(folders, path)
+		}
+	}
+	for dir := l.DataDir; missing(dir); dir = filepath.Dir(dir) {
+		folders = append(folders, dir)
+	}
+	groups, err := runtime.FindCgroups(l.CgroupRoot)
+	if err != nil || groups.Exist() {
+		groups = nil
+	}
+	return func() error {
+		var errs []error
+		if groups != nil {
+			errs = append(errs, groups.RemoveEmpty())
+		}
+		for _, path := range made {
+			errs = append(errs, rmtree.Remove(path))
+		}
+		for _, dir := range folders {
+			_ = os.Remove(dir) // unless something is in it
+		}
+		return errors.Join(errs...)
+	}
 }
 
 // removeFiles removes what is the agent's, and the folder if nothing else is in it.

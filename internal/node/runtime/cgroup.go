@@ -296,6 +296,30 @@ func (c *Cgroups) Remove(name string) error {
 	return fmt.Errorf("remove a control group: %w", err)
 }
 
+// Exist says whether the agent's part is there.
+func (c *Cgroups) Exist() bool {
+	return slices.ContainsFunc(c.dirs(""), func(dir string) bool {
+		_, err := os.Stat(dir)
+		return err == nil
+	})
+}
+
+// RemoveEmpty removes the agent's part, in which no process is, and the groups that it is in if nothing else is in them.
+func (c *Cgroups) RemoveEmpty() error {
+	var errs []error
+	for _, dir := range c.dirs("") {
+		err := removeTree(dir)
+		for range strings.Count(c.root, "/") {
+			dir = filepath.Dir(dir)
+			_ = unix.Rmdir(dir)
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove a control group: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 func (c *Cgroups) kill(name string) {
 	if c.unified != "" {
 		_ = c.set(name, "", "cgroup.kill", "1")
