@@ -308,13 +308,12 @@ func (a *Agent) mounts(pod *corev1.Pod, c *corev1.Container, vars map[string]str
 		termination = corev1.TerminationMessagePathDefault
 	}
 	nodes, _ := os.ReadFile("/etc/hosts")
-	resolver, _ := os.ReadFile("/etc/resolv.conf")
 	for _, f := range []struct {
 		name, target, text string
 		mode               os.FileMode
 	}{
 		{"hosts", "/etc/hosts", spec.Hosts(pod, addrs, a.ClusterDomain, string(nodes)), 0o644},
-		{"resolv.conf", "/etc/resolv.conf", spec.Resolve(pod, a.clusterDNS(), a.ClusterDomain, spec.ParseResolver(string(resolver))), 0o644},
+		{"resolv.conf", "/etc/resolv.conf", spec.Resolve(pod, a.clusterDNS(), a.ClusterDomain, nodeResolver(resolverFiles...)), 0o644},
 		{"hostname", "/etc/hostname", hostname + "\n", 0o644},
 		{"termination-log", termination, "", 0o666},
 	} {
@@ -341,6 +340,25 @@ func (a *Agent) mounts(pod *corev1.Pod, c *corev1.Container, vars map[string]str
 		})
 	}
 	return out, nil
+}
+
+// resolverFiles are where a machine says how names are resolved. systemd-resolved has its own servers in the second, and itself in the first.
+var resolverFiles = []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"}
+
+// nodeResolver is what the first of the files says, or the first one by which Pods in networks of their own can resolve names, too.
+func nodeResolver(paths ...string) spec.Resolver {
+	var list []spec.Resolver
+	for _, path := range paths {
+		data, _ := os.ReadFile(path)
+		r := spec.ParseResolver(string(data))
+		if list = append(list, r); len(r.Servers) > 0 && !r.Local() {
+			return r
+		}
+		if !list[0].Local() {
+			break
+		}
+	}
+	return list[0]
 }
 
 // objects reads what a Pod refers to from the API, at the time that it is needed.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -226,6 +227,29 @@ func TestHostPath(t *testing.T) {
 		}
 		if _, statErr := os.Stat(path); err == nil && statErr != nil {
 			t.Errorf("%s was not made: %v", c.path, statErr)
+		}
+	}
+}
+
+// TestNodeResolver: where the machine's resolver is a stub at loopback, Pods get the servers behind it.
+func TestNodeResolver(t *testing.T) {
+	const stub, real, other = "nameserver 127.0.0.53\noptions edns0\n", "nameserver 192.0.2.53\nsearch example.org\n", "nameserver 192.0.2.1\n"
+	for name, c := range map[string]struct {
+		first, second string
+		want          []string
+	}{
+		"a stub": {stub, real, []string{"192.0.2.53"}}, "no stub": {other, real, []string{"192.0.2.1"}}, "a stub alone": {stub, "", []string{"127.0.0.53"}},
+		"two stubs": {stub, "nameserver ::1\n", []string{"127.0.0.53"}}, "nothing": {"", real, nil}, "one of two": {stub + other, real, []string{"127.0.0.53", "192.0.2.1"}},
+	} {
+		dir := t.TempDir()
+		paths := []string{filepath.Join(dir, "first"), filepath.Join(dir, "second")}
+		for i, text := range []string{c.first, c.second} {
+			if err := os.WriteFile(paths[i], []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := nodeResolver(paths...); !slices.Equal(got.Servers, c.want) {
+			t.Errorf("%s: %v, want %v", name, got.Servers, c.want)
 		}
 	}
 }

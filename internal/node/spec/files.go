@@ -72,6 +72,14 @@ type Resolver struct {
 	Options         []string
 }
 
+// Local says that all servers are at loopback addresses, which are others in the network of a Pod.
+func (r Resolver) Local() bool {
+	return len(r.Servers) > 0 && !slices.ContainsFunc(r.Servers, func(s string) bool {
+		a, err := netip.ParseAddr(s)
+		return err != nil || !a.IsLoopback()
+	})
+}
+
 // ParseResolver reads a resolv.conf.
 func ParseResolver(text string) (r Resolver) {
 	for _, line := range strings.Split(text, "\n") {
