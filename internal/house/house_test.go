@@ -163,6 +163,23 @@ func TestNoHiddenStart(t *testing.T) {
 	}
 }
 
+// TestNetlinkDeadlines allows no netlink sockets that are kept and wait for an answer for ever, as those of netlink.NewHandle do.
+func TestNetlinkDeadlines(t *testing.T) {
+	for _, f := range files(t) {
+		if f.test || f.dir == "internal/hostnet" || !slices.Contains(f.imports, "github.com/vishvananda/netlink") {
+			continue
+		}
+		ast.Inspect(f.syntax, func(n ast.Node) bool {
+			if s, ok := n.(*ast.SelectorExpr); ok && strings.HasPrefix(s.Sel.Name, "NewHandle") {
+				if of, ok := s.X.(*ast.Ident); ok && of.Name == "netlink" {
+					t.Errorf("%s calls netlink.%s: hostnet.OpenNetlink sets a deadline", f.path, s.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+}
+
 // TestPackageComments requires a doc comment that says what the package is for.
 func TestPackageComments(t *testing.T) {
 	documented := map[string]bool{}

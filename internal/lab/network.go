@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"portal/internal/hostnet"
 )
 
 // The network of a lab, the same in each: no two of them can see each other.
@@ -82,7 +84,7 @@ func (m *Machine) in(f func(*netlink.Handle) error) error {
 		return fmt.Errorf("the machine %s has ended: %w", m.Name, err)
 	}
 	defer ns.Close()
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	h, err := hostnet.OpenNetlink(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("the network of the machine %s: %w", m.Name, err)
 	}

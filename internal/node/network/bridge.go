@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"portal/internal/hostnet"
 	"portal/internal/node/network/guard"
 )
 
@@ -279,7 +280,7 @@ func (n *Bridge) Attach(_ context.Context, pod Pod, namespace string) ([]netip.A
 		return nil, fmt.Errorf("open the Pod's network namespace: %w", err)
 	}
 	defer ns.Close()
-	inside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	inside, err := hostnet.OpenNetlink(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("enter the Pod's network namespace: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"portal/internal/hostnet"
@@ -23,7 +24,7 @@ type link struct {
 }
 
 func openLink() (*link, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	h, err := hostnet.OpenNetlink(netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open a connection to the kernel's links: %w", err)
 	}

@@ -5,8 +5,10 @@ import (
 	"sync"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"portal/internal/hostnet"
 	"portal/internal/intent"
 	"portal/internal/plan"
 )
@@ -27,7 +29,7 @@ type flows struct {
 
 // newFlows opens sockets in the network namespace of the thread.
 func newFlows() (*flows, error) {
-	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	h, err := hostnet.OpenNetlink(netns.None(), unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, err
 	}

@@ -16,10 +16,10 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"portal/internal/hostnet"
 	"portal/internal/node/network"
 )
 
@@ -338,7 +338,7 @@ func loopback(namespace string) error {
 		return fmt.Errorf("open the Pod's network namespace: %w", err)
 	}
 	defer ns.Close()
-	inside, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	inside, err := hostnet.OpenNetlink(ns, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("enter the Pod's network namespace: %w", err)
 	}
