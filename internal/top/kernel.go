@@ -1,7 +1,6 @@
 package top
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +8,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"portal/internal/proxy/nf"
 )
 
 // Messages of ctnetlink, and where they are sent to.
@@ -20,11 +21,11 @@ const (
 
 // Kernel is the connection tracking of one network namespace, seen through sockets that were opened there.
 type Kernel struct {
-	events, dump int
-	room         []byte
-	messages     []message
-	vectors      []unix.Iovec
-	seq          uint32
+	events   int
+	dump     *nf.Client
+	room     []byte
+	messages []message
+	vectors  []unix.Iovec
 	// Accounting: the kernel counts bytes. Events: it reports what begins and ends. Timestamps: events have the time.
 	Accounting, Events, Timestamps bool
 }
@@ -51,12 +52,11 @@ const (
 	batch, eventLen = 256, 1024
 	// eventRoom is how much the kernel keeps for us between two readings.
 	eventRoom = 32 << 20
-	dumpRoom  = 256 << 10
 )
 
 // Open opens sockets to the network namespace of the calling thread. Events are kept from then on.
 func Open() (*Kernel, error) {
-	k := &Kernel{events: -1, dump: -1, room: make([]byte, max(dumpRoom, batch*eventLen)), messages: make([]message, batch), vectors: make([]unix.Iovec, batch)}
+	k := &Kernel{events: -1, room: make([]byte, batch*eventLen), messages: make([]message, batch), vectors: make([]unix.Iovec, batch)}
 	for i := range k.messages {
 		k.vectors[i].Base = &k.room[i*eventLen]
 		k.vectors[i].SetLen(eventLen)
@@ -69,13 +69,15 @@ func Open() (*Kernel, error) {
 	if k.Timestamps { // then an answer's time says something
 		groups |= 1 << (groupUpdate - 1)
 	}
-	if k.dump, err = socket(0); err == nil {
-		k.events, err = socket(groups)
-	}
-	if err != nil {
-		k.Close()
+	if k.events, err = follow(groups); err != nil {
 		return nil, err
 	}
+	conn, err := nf.Connect(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		k.Close()
+		return nil, fmt.Errorf("open a netlink socket to conntrack: %w", err)
+	}
+	k.dump = nf.NewClient(conn, "conntrack")
 	// Without the right to force it, the kernel's limit has to do.
 	if unix.SetsockoptInt(k.events, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventRoom) != nil {
 		_ = unix.SetsockoptInt(k.events, unix.SOL_SOCKET, unix.SO_RCVBUF, eventRoom)
@@ -93,7 +95,8 @@ func setting(name string) string {
 	return strings.TrimSpace(string(data))
 }
 
-func socket(groups uint32) (int, error) {
+// follow opens a socket that gets events.
+func follow(groups uint32) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return -1, fmt.Errorf("open a netlink socket to conntrack: %w", err)
@@ -110,12 +113,13 @@ func socket(groups uint32) (int, error) {
 
 // Close closes the sockets. The kernel stops making events for us.
 func (k *Kernel) Close() {
-	for _, fd := range []int{k.events, k.dump} {
-		if fd >= 0 {
-			_ = unix.Close(fd)
-		}
+	if k.events >= 0 {
+		_ = unix.Close(k.events)
 	}
-	k.events, k.dump = -1, -1
+	if k.dump != nil {
+		_ = k.dump.Close()
+	}
+	k.events, k.dump = -1, nil
 }
 
 // Sample has the kernel keep one event in so many; it must be a power of two.
@@ -156,11 +160,10 @@ func (k *Kernel) ReadEvents(got func(e *Entry, what Happened)) (lost bool, err e
 			return lost, fmt.Errorf("read events of conntrack: %w", errno)
 		}
 		for i := range int(n) {
-			each(k.room[i*eventLen:][:min(k.messages[i].n, eventLen)], func(typ, flags uint16, attrs []byte) bool {
+			each(k.room[i*eventLen:][:min(k.messages[i].n, eventLen)], func(typ, flags uint16, attrs []byte) {
 				if e.parse(attrs) {
 					got(&e, happened(typ, flags))
 				}
-				return true
 			})
 		}
 		if n < batch {
@@ -181,63 +184,24 @@ func happened(typ, flags uint16) Happened {
 }
 
 // each goes through messages; the function is not called for the kernel's own.
-func each(b []byte, do func(typ, flags uint16, attrs []byte) bool) (done bool, err error) {
-	for len(b) >= unix.NLMSG_HDRLEN {
-		n := int(binary.NativeEndian.Uint32(b))
-		if n < unix.NLMSG_HDRLEN || n > len(b) {
-			return false, nil
+func each(b []byte, do func(typ, flags uint16, attrs []byte)) {
+	for m := range nf.Messages(b) {
+		if m.Type>>8 == unix.NFNL_SUBSYS_CTNETLINK && len(m.Body) >= nfgenLen {
+			do(m.Type, m.Flags, m.Body[nfgenLen:])
 		}
-		switch typ := binary.NativeEndian.Uint16(b[4:]); typ {
-		case unix.NLMSG_DONE:
-			return true, nil
-		case unix.NLMSG_ERROR:
-			if n >= unix.NLMSG_HDRLEN+4 {
-				if code := int32(binary.NativeEndian.Uint32(b[unix.NLMSG_HDRLEN:])); code != 0 {
-					return true, unix.Errno(-code)
-				}
-			}
-			return true, nil
-		default:
-			if typ>>8 == unix.NFNL_SUBSYS_CTNETLINK && n >= unix.NLMSG_HDRLEN+nfgenLen && !do(typ, binary.NativeEndian.Uint16(b[6:]), b[unix.NLMSG_HDRLEN+nfgenLen:n]) {
-				return true, nil
-			}
-		}
-		b = b[min((n+3)&^3, len(b)):]
 	}
-	return false, nil
 }
 
 // Dump reads all that is tracked. What comes or goes meanwhile may be missing.
 func (k *Kernel) Dump(got func(*Entry)) error {
-	k.seq++
-	req := binary.NativeEndian.AppendUint32(nil, unix.NLMSG_HDRLEN+nfgenLen)
-	req = binary.NativeEndian.AppendUint16(req, unix.NFNL_SUBSYS_CTNETLINK<<8|msgGet)
-	req = binary.NativeEndian.AppendUint16(req, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
-	req = binary.NativeEndian.AppendUint32(req, k.seq)
-	req = append(binary.NativeEndian.AppendUint32(req, 0), unix.AF_UNSPEC, 0, 0, 0)
-	if err := unix.Sendto(k.dump, req, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return fmt.Errorf("ask conntrack: %w", err)
-	}
 	var e Entry
-	for {
-		n, _, err := unix.Recvfrom(k.dump, k.room[:dumpRoom], 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
+	err := k.dump.Ask(unix.NFNL_SUBSYS_CTNETLINK<<8|msgGet, unix.NLM_F_DUMP, []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0}, func(attrs []byte) {
+		if e.parse(attrs) {
+			got(&e)
 		}
-		if err != nil {
-			return fmt.Errorf("read conntrack: %w", err)
-		}
-		done, err := each(k.room[:n], func(_, _ uint16, attrs []byte) bool {
-			if e.parse(attrs) {
-				got(&e)
-			}
-			return true
-		})
-		if err != nil {
-			return fmt.Errorf("read conntrack: %w", err)
-		}
-		if done {
-			return nil
-		}
+	})
+	if err != nil {
+		return fmt.Errorf("read conntrack: %w", err)
 	}
+	return nil
 }
