@@ -13,8 +13,11 @@ import (
 type Etcd struct {
 	*Process
 	ClientURL string
-	args      []string
-	dir       string
+	// What its flags --name, --initial-advertise-peer-urls, --initial-cluster and --data-dir say.
+	Member, PeerURL, Cluster, DataDir string
+
+	flags []string
+	dir   string
 }
 
 // StartEtcd runs an etcd cluster of n members, each in a folder below dir, and waits until they answer.
@@ -25,19 +28,16 @@ func StartEtcdWith(dir string, n int, flags ...string) ([]*Etcd, error) {
 	var members []*Etcd
 	var initial []string
 	for i := range n {
-		peer := fmt.Sprintf("http://127.0.0.1:%d", FreePort())
-		client := fmt.Sprintf("http://127.0.0.1:%d", FreePort())
 		name := fmt.Sprintf("etcd%d", i)
-		initial = append(initial, name+"="+peer)
-		members = append(members, &Etcd{ClientURL: client, dir: filepath.Join(dir, name), args: []string{
-			"--name", name, "--data-dir", filepath.Join(dir, name, "data"),
-			"--listen-client-urls", client, "--advertise-client-urls", client,
-			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-			"--max-txn-ops", "1024", "--log-level", "error",
-		}})
+		m := &Etcd{
+			ClientURL: fmt.Sprintf("http://127.0.0.1:%d", FreePort()), Member: name, PeerURL: fmt.Sprintf("http://127.0.0.1:%d", FreePort()),
+			DataDir: filepath.Join(dir, name, "data"), dir: filepath.Join(dir, name), flags: flags,
+		}
+		initial = append(initial, name+"="+m.PeerURL)
+		members = append(members, m)
 	}
 	for _, m := range members {
-		m.args = append(append(m.args, "--initial-cluster", strings.Join(initial, ",")), flags...)
+		m.Cluster = strings.Join(initial, ",")
 		if err := m.Start(); err != nil {
 			return nil, err
 		}
@@ -56,7 +56,12 @@ func (e *Etcd) Start() error {
 		return err
 	}
 	var err error
-	e.Process, err = Start(e.dir, filepath.Base(e.dir), Peer("etcd"), e.args...)
+	e.Process, err = Start(e.dir, e.Member, Peer("etcd"), append([]string{
+		"--name", e.Member, "--data-dir", e.DataDir,
+		"--listen-client-urls", e.ClientURL, "--advertise-client-urls", e.ClientURL,
+		"--listen-peer-urls", e.PeerURL, "--initial-advertise-peer-urls", e.PeerURL, "--initial-cluster", e.Cluster,
+		"--max-txn-ops", "1024", "--log-level", "error",
+	}, e.flags...)...)
 	if err != nil {
 		return fmt.Errorf("%w (run `make peers` first)", err)
 	}
