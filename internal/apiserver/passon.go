@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"fmt"
 	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,11 +16,14 @@ import (
 )
 
 // passingOn keeps requests that the server passes on away from what looks into the API's own: their bodies and answers are others', and
-// may be without end.
+// may be without end. It also refuses what is no resource of the API, for both.
 func passingOn(api, examined http.Handler, codecs serializer.CodecFactory) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, _ := request.RequestInfoFrom(r.Context())
 		switch {
+		case isPath(info):
+			refusal := apierrors.NewBadRequest(fmt.Sprintf("%q: no namespace has this name", info.Namespace))
+			responsewriters.ErrorNegotiated(refusal, codecs, schema.GroupVersion{Version: "v1"}, w, r)
 		case connect.Subresource(info):
 			api.ServeHTTP(w, r)
 		case isEphemeral(info):
@@ -28,6 +32,11 @@ func passingOn(api, examined http.Handler, codecs serializer.CodecFactory) http.
 			examined.ServeHTTP(w, r)
 		}
 	})
+}
+
+// isPath is about namespaces that the storage would take for steps in a path, and refuse with 500. The library checks names, but not them.
+func isPath(info *request.RequestInfo) bool {
+	return info != nil && (info.Namespace == "." || info.Namespace == "..")
 }
 
 func isEphemeral(info *request.RequestInfo) bool {

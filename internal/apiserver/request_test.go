@@ -152,3 +152,35 @@ func TestMistakesAreTheUsers(t *testing.T) {
 		}
 	}
 }
+
+// TestNamesThatArePaths: what leads out of its place, however it is written, is nothing that the API has.
+func TestNamesThatArePaths(t *testing.T) {
+	send := inProcess(t)
+	const namespaced = "/api/v1/namespaces/%s/"
+	configMap := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}`
+	for _, name := range []string{"%2e", "%2e%2e", "%2E.", "%2e%2e%2fkube-system", "a%2f%2e%2e"} {
+		in := strings.ReplaceAll(namespaced, "%s", name)
+		for _, c := range []struct{ method, path, contentType, body string }{
+			{http.MethodGet, in + "pods", "", ""},
+			{http.MethodGet, in + "pods?watch=1", "", ""},
+			{http.MethodGet, in + "pods/x", "", ""},
+			{http.MethodGet, in + "pods/x/log", "", ""},
+			{http.MethodGet, in + "services/x/proxy/", "", ""},
+			{http.MethodGet, "/api/v1/watch/namespaces/" + name + "/pods", "", ""},
+			{http.MethodPost, in + "configmaps", "application/json", configMap},
+			{http.MethodPost, in + "pods/x/exec?command=true&stdout=1", "", ""},
+			{http.MethodPatch, in + "configmaps/x", "application/merge-patch+json", "{}"},
+			{http.MethodPatch, in + "configmaps/x?fieldManager=f", "application/apply-patch+yaml", configMap},
+			{http.MethodPut, in + "configmaps/x", "application/json", configMap},
+			{http.MethodDelete, in + "configmaps/x", "application/json", "{}"},
+			{http.MethodDelete, in + "configmaps", "application/json", "{}"},
+			{http.MethodGet, "/api/v1/namespaces/default/configmaps/" + name, "", ""},
+			{http.MethodDelete, "/api/v1/nodes/" + name, "application/json", "{}"},
+			{http.MethodGet, "/api/v1/namespaces/" + name, "", ""},
+		} {
+			if w := send(c.method, c.path, c.contentType, []byte(c.body)); w.Code != http.StatusBadRequest && w.Code != http.StatusNotFound && w.Code != http.StatusMethodNotAllowed {
+				t.Errorf("%s %s: %d: %s", c.method, c.path, w.Code, strings.TrimSpace(w.Body.String()))
+			}
+		}
+	}
+}
