@@ -194,14 +194,17 @@ func (c *Controller) report(endpoints *corev1.Endpoints, skipped skips) {
 	}
 }
 
+// apply writes what it can: a slice that is refused, by a quota for example, does not hold back the others.
 func (c *Controller) apply(ctx context.Context, key queue.Key, changes changes) error {
 	client := c.Client.DiscoveryV1().EndpointSlices(key.Namespace)
+	var errs []error
 	for _, slice := range changes.create {
 		made, err := client.Create(ctx, slice, metav1.CreateOptions{})
 		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			return nil // no try will ever succeed
+			continue // no try will ever succeed
 		} else if err != nil {
-			return fmt.Errorf("creating an EndpointSlice for Endpoints %s: %w", key, err)
+			errs = append(errs, fmt.Errorf("creating an EndpointSlice for Endpoints %s: %w", key, err))
+			continue
 		}
 		c.view.Writes.Wrote(key, made)
 		sliceChanges.WithLabelValues("create").Inc()
@@ -209,12 +212,13 @@ func (c *Controller) apply(ctx context.Context, key queue.Key, changes changes) 
 	for _, slice := range changes.update {
 		made, err := client.Update(ctx, slice, metav1.UpdateOptions{})
 		if err != nil {
-			return fmt.Errorf("updating EndpointSlice %s of Endpoints %s: %w", slice.Name, key, err)
+			errs = append(errs, fmt.Errorf("updating EndpointSlice %s of Endpoints %s: %w", slice.Name, key, err))
+			continue
 		}
 		c.view.Writes.Wrote(key, made)
 		sliceChanges.WithLabelValues("update").Inc()
 	}
-	return c.deleteAll(ctx, key, changes.delete)
+	return errors.Join(append(errs, c.deleteAll(ctx, key, changes.delete))...)
 }
 
 func (c *Controller) deleteAll(ctx context.Context, key queue.Key, slices []*discovery.EndpointSlice) error {
