@@ -208,6 +208,27 @@ func TestANamespaceIsEmptiedInOrder(t *testing.T) {
 	})
 }
 
+// TestANamespaceEndsWithoutAnAgent: a Pod on a Node that somebody registered by hand, which nobody looks after, does not keep its namespace
+// for ever.
+func TestANamespaceEndsWithoutAnAgent(t *testing.T) {
+	w := newWorld(t)
+	w.addNode(w.namespace, nil)
+	_, err := w.client.CoreV1().Pods(w.namespace).Create(w.ctx(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p"},
+		Spec:       corev1.PodSpec{NodeName: w.namespace, TerminationGracePeriodSeconds: new(int64(1)), Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	}, metav1.CreateOptions{})
+	w.must(err)
+	w.run("namespace,garbage")
+	w.must(w.client.CoreV1().Namespaces().Delete(w.ctx(), w.namespace, metav1.DeleteOptions{}))
+	w.eventually(time.Minute, func() string { // it is looked for what nobody ends every 20 seconds
+		ns, err := w.client.CoreV1().Namespaces().Get(w.ctx(), w.namespace, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return ""
+		}
+		return fmt.Sprintf("the namespace is still there: %+v %v", ns.Status, err)
+	})
+}
+
 func TestNoneRunsNothing(t *testing.T) {
 	w := newWorld(t)
 	// Nothing is asked of an API server that isn't there.
