@@ -16,6 +16,7 @@ import (
 	"portal/internal/apiserver"
 	"portal/internal/lab"
 	"portal/internal/lb/pool"
+	"portal/internal/node/image"
 )
 
 // labOptions are the flags of `portal lab`.
@@ -58,12 +59,19 @@ func (o *labOptions) apart(pools pool.Set) error {
 	var reserved []pool.Reserved
 	add := func(what string, list []string) {
 		for _, text := range list {
-			if p, err := netip.ParsePrefix(text); err == nil { // the server says what is wrong with others
+			if p, err := netip.ParsePrefix(text); err == nil { // Validate, or the server, says what is wrong with others
 				reserved = append(reserved, pool.Reserved{Prefix: p.Masked(), What: what})
 			}
 		}
 	}
 	add("the Service range", services)
+	for _, text := range pods {
+		for _, r := range reserved {
+			if p, err := netip.ParsePrefix(text); err == nil && p.Overlaps(r.Prefix) {
+				return fmt.Errorf("--cluster-cidr %s: overlaps %s %s", text, r.What, r.Prefix)
+			}
+		}
+	}
 	add("the Pod range", pods)
 	for i, p := range pools {
 		if at, with, found := p.Overlap(reserved); found {
@@ -82,6 +90,11 @@ func (o *labOptions) run(cmd *cobra.Command) error {
 	}
 	if o.StartTimeout <= 0 {
 		return usageError{fmt.Errorf("--start-timeout: %v is not longer than 0", o.StartTimeout)}
+	}
+	if o.ImageMap != "" {
+		if _, err := image.ReadMap(o.ImageMap); err != nil {
+			return usageError{fmt.Errorf("--image-map: %w", err)}
+		}
 	}
 	pools, err := (&balancerOptions{prefix: "load-balancer-", pools: o.BalancerPools, announce: []string{announceL2}, onStop: onStopWithdraw, l2OnStop: onStopKeep}).read()
 	if err == nil {

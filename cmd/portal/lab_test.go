@@ -6,15 +6,18 @@ import (
 	"testing"
 )
 
-// TestLabPools: a pool with addresses of Services or Pods is a mistake that names the flag and the range.
-func TestLabPools(t *testing.T) {
+// TestLabMistakes: ranges that overlap or are too small are mistakes that name the flag and the range, before anything is made.
+func TestLabMistakes(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
 		{[]string{"--load-balancer-pool", "10.96.1.0/24"}, `--load-balancer-pool "10.96.1.0/24": 10.96.1.0-10.96.1.255 overlaps the Service range 10.96.0.0/16`},
 		{[]string{"--load-balancer-pool", "192.0.2.1", "--load-balancer-pool", "b=192.0.2.2,fd00:244::5"}, `--load-balancer-pool "b=192.0.2.2,fd00:244::5": fd00:244::5 overlaps the Pod range fd00:244::/56`},
-		{[]string{"--load-balancer-pool", "10.96.1.0/24", "--service-cluster-ip-range", "10.97.0.0/16", "--cluster-cidr", "10.96.0.0/23"}, `overlaps the Pod range 10.96.0.0/23`},
+		{[]string{"--cluster-cidr", "10.96.0.0/14"}, "--cluster-cidr 10.96.0.0/14: overlaps the Service range 10.96.0.0/16"},
+		{[]string{"--cluster-cidr", "10.244.0.0/23"}, "--cluster-cidr 10.244.0.0/23: has no room for 3 nodes"},
+		{[]string{"--image-map", "lab_test.go"}, "--image-map: "},
+		{[]string{"--load-balancer-pool", "10.96.1.0/24", "--service-cluster-ip-range", "10.97.0.0/16", "--cluster-cidr", "10.96.0.0/22"}, `overlaps the Pod range 10.96.0.0/22`},
 	} {
 		ended, cancel := context.WithCancel(t.Context()) // so that no lab is started
 		cancel()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	kubeversion "k8s.io/component-base/version"
@@ -281,7 +282,10 @@ func (o *nodeOptions) options() (node.Options, error) {
 	fail("data-dir", e)
 	if o.nodeIP != "" {
 		for _, text := range strings.Split(o.nodeIP, ",") {
-			a, e := netip.ParseAddr(strings.TrimSpace(text))
+			a, e := parseAddr(text)
+			if e == nil && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.Zone() != "") {
+				e = fmt.Errorf("%s is no address by which others can reach this machine", a)
+			}
 			fail("node-ip", e)
 			out.NodeIPs = append(out.NodeIPs, a)
 		}
@@ -291,6 +295,11 @@ func (o *nodeOptions) options() (node.Options, error) {
 	}
 	out.PodCIDRs, e = prefixesOfFamilies(o.podCIDR)
 	fail("pod-cidr", e)
+	for _, p := range out.PodCIDRs {
+		if p.Bits() > p.Addr().BitLen()-2 {
+			fail("pod-cidr", fmt.Errorf("%s has no room for Pods: give a prefix such as 10.244.1.0/24", p))
+		}
+	}
 	out.ClusterCIDRs, e = prefixesOfFamilies(o.clusterCIDR)
 	fail("cluster-cidr", e)
 	if !slices.Contains([]peers.Tunnels{peers.Auto, peers.Always, peers.Never}, out.Tunnels) {
@@ -320,8 +329,17 @@ func (o *nodeOptions) options() (node.Options, error) {
 	if o.transition < 0 {
 		fail("eviction-pressure-transition-period", fmt.Errorf("%s must not be negative", o.transition))
 	}
-	if o.bridge == "" || len(o.bridge) > 15 {
-		fail("bridge", fmt.Errorf("%q can't be the name of an interface: 1 to 15 characters", o.bridge))
+	if o.bridge == "" || len(o.bridge) > 15 || o.bridge == "." || o.bridge == ".." || strings.ContainsAny(o.bridge, "/: \t\n") {
+		fail("bridge", fmt.Errorf("%q can't be the name of an interface: 1 to 15 characters without spaces, / and :", o.bridge))
+	}
+	if len(validation.IsValidLabelValue(o.zone)) > 0 {
+		fail("zone", fmt.Errorf("%q can't be a label's value: at most 63 letters, digits, -, _ and ., with a letter or digit at both ends", o.zone))
+	}
+	if len(validation.IsDNS1123Subdomain(out.ClusterDomain)) > 0 {
+		fail("cluster-domain", fmt.Errorf("%q is no DNS zone such as cluster.local", o.clusterDomain))
+	}
+	if slices.Contains(strings.Split(o.cgroupRoot, "/"), "..") {
+		fail("cgroup-root", fmt.Errorf("%q must not contain '..'", o.cgroupRoot))
 	}
 	if o.maxPods < 1 {
 		fail("max-pods", fmt.Errorf("%d is less than 1", o.maxPods))
@@ -330,12 +348,12 @@ func (o *nodeOptions) options() (node.Options, error) {
 		fail("pod-max-pids", fmt.Errorf("%d is less than 1", o.podProcesses))
 	}
 	for _, text := range o.clusterDNS {
-		_, e := netip.ParseAddr(text)
+		_, e := parseAddr(text)
 		fail("cluster-dns", e)
 	}
 	out.Stream.Port = o.streamPort
 	for _, text := range o.streamAddress {
-		a, e := netip.ParseAddr(strings.TrimSpace(text))
+		a, e := parseAddr(text)
 		fail("stream-address", e)
 		out.Stream.Addresses = append(out.Stream.Addresses, a)
 	}
@@ -346,6 +364,14 @@ func (o *nodeOptions) options() (node.Options, error) {
 		err = e
 	}
 	return out, err
+}
+
+func parseAddr(text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(strings.TrimSpace(text))
+	if err != nil {
+		return a, fmt.Errorf("%q is no IP address", text)
+	}
+	return a, nil
 }
 
 // ownAddresses are this machine's first of each family.

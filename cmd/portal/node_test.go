@@ -96,3 +96,37 @@ func TestUnregisteredNode(t *testing.T) {
 		})
 	}
 }
+
+// TestNodeMistakes: a flag that is wrong is named, with what is wrong, before anything is made.
+func TestNodeMistakes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data")
+	for _, c := range []struct{ flag, value, want string }{
+		{"pod-cidr", "10.244.1.5", `--pod-cidr: 10.244.1.5/32 has no room for Pods`},
+		{"pod-cidr", "fd00::/127", `--pod-cidr: fd00::/127 has no room for Pods`},
+		{"pod-cidr", "10.244.1.0/33", `--pod-cidr: "10.244.1.0/33" is neither an address nor a prefix`},
+		{"pod-cidr", "10.244.1.0/24,10.244.2.0/24", `--pod-cidr: "10.244.1.0/24,10.244.2.0/24" has more than one prefix of a family`},
+		{"node-ip", "somewhere", `--node-ip: "somewhere" is no IP address`},
+		{"node-ip", "0.0.0.0", `--node-ip: 0.0.0.0 is no address by which others can reach this machine`},
+		{"node-ip", "127.0.0.1", `--node-ip: 127.0.0.1 is no address`},
+		{"cluster-dns", "dns", `--cluster-dns: "dns" is no IP address`},
+		{"stream-address", "x", `--stream-address: "x" is no IP address`},
+		{"bridge", "a/b", `--bridge: "a/b" can't be the name of an interface`},
+		{"zone", "a b", `--zone: "a b" can't be a label's value`},
+		{"cluster-domain", "Cluster Local", `--cluster-domain: "Cluster Local" is no DNS zone`},
+		{"cgroup-root", "../x", `--cgroup-root: "../x" must not contain '..'`},
+	} {
+		cmd := newNodeCommand()
+		cmd.SetOut(io.Discard)
+		cmd.SetErr(io.Discard)
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		cmd.SetArgs([]string{"--kubeconfig", filepath.Join(dir, "none"), "--name", "n", "--data-dir", dir, "--" + c.flag, c.value})
+		err := cmd.ExecuteContext(t.Context())
+		var usage usageError
+		if !errors.As(err, &usage) || !strings.HasPrefix(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("--%s %s: %v, want %s", c.flag, c.value, err, c.want)
+		}
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s: %v", dir, err)
+	}
+}

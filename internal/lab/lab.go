@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -68,6 +69,57 @@ func (o *Options) Validate() error {
 	if o.ImageMap != "" {
 		if _, err := os.Stat(o.ImageMap); err != nil {
 			return fmt.Errorf("--image-map: %w", err)
+		}
+	}
+	return o.validateRanges()
+}
+
+// The parts of the Pod ranges that nodes get, as the server cuts them unless ServerArgs say otherwise.
+const (
+	nodeBits4, nodeBits6 = 24, 64
+	nodeBitsFlag         = "--node-cidr-mask-size"
+)
+
+// validateRanges says what is wrong with the ranges of Services and Pods: one of each family, with room for the nodes, apart from each other
+// and from the lab's own networks.
+func (o *Options) validateRanges() error {
+	type taken struct {
+		prefix netip.Prefix
+		what   string
+	}
+	var others []taken
+	for _, n := range []network{inside, outside} {
+		others = append(others, taken{n.v4, "the lab's own network"}, taken{n.v6, "the lab's own network"})
+	}
+	cut := slices.ContainsFunc(o.ServerArgs, func(arg string) bool { return strings.HasPrefix(arg, nodeBitsFlag) })
+	for _, list := range []struct {
+		flag, like string
+		ranges     []string
+	}{{"service-cluster-ip-range", "10.96.0.0/16", o.ServiceCIDRs}, {"cluster-cidr", "10.244.0.0/16", o.ClusterCIDRs}} {
+		families := map[bool]bool{}
+		for _, text := range list.ranges {
+			p, err := netip.ParsePrefix(text)
+			if err != nil {
+				return fmt.Errorf("--%s %q: must be a range like %s", list.flag, text, list.like)
+			}
+			p = p.Masked()
+			if families[p.Addr().Is4()] {
+				return fmt.Errorf("--%s %s: has more than one range of a family", list.flag, strings.Join(list.ranges, ","))
+			}
+			families[p.Addr().Is4()] = true
+			for _, other := range others {
+				if p.Overlaps(other.prefix) {
+					return fmt.Errorf("--%s %s: overlaps %s, %s", list.flag, text, other.what, other.prefix)
+				}
+			}
+			others = append(others, taken{p, "--" + list.flag})
+			bits := nodeBits6
+			if p.Addr().Is4() {
+				bits = nodeBits4
+			}
+			if list.flag == "cluster-cidr" && !cut && (p.Bits() > bits || bits-p.Bits() < 16 && 1<<(bits-p.Bits()) < o.Nodes) {
+				return fmt.Errorf("--cluster-cidr %s: has no room for %d nodes, each of which gets a /%d: use a larger range or fewer --nodes", text, o.Nodes, bits)
+			}
 		}
 	}
 	return nil
