@@ -62,6 +62,23 @@ func runDNS(t *testing.T, args ...string) (p *harness.Process, status string) {
 	return p, status
 }
 
+// TestDNSAddressInUse: several servers run beside each other at addresses of their own; at the same one, the second says whose it is.
+func TestDNSAddressInUse(t *testing.T) {
+	t.Parallel()
+	api := startPortal(t, "--controllers", "none")
+	at := func() string { return fmt.Sprintf("127.0.0.1:%d", harness.FreePort()) }
+	taken := at()
+	first, _ := runDNS(t, "--kubeconfig", api.Kubeconfig, "--listen", taken, "--upstream", "none")
+	t.Cleanup(first.Kill)
+	second, _ := runDNS(t, "--kubeconfig", api.Kubeconfig, "--listen", at(), "--upstream", "none")
+	t.Cleanup(second.Kill)
+	out, err := harness.Run(t.Context(), nil, harness.Portal(), "dns", "--kubeconfig", api.Kubeconfig, "--listen", at()+","+taken, "--metrics-bind-address", "", "--upstream", "none")
+	want := fmt.Sprintf("portal: listen on tcp %s: bind: address already in use (pid %d (%s dns) has it; choose another with --listen)\n", taken, first.Pid(), harness.Portal())
+	if exitStatus(err) != 2 || out != want {
+		t.Errorf("exit status %d: %s, want 2: %s", exitStatus(err), out, want)
+	}
+}
+
 // scrape reads the metrics.
 func scrape(t *testing.T, status string) string {
 	t.Helper()

@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,6 +24,7 @@ import (
 	"portal/internal/dns/server"
 	"portal/internal/dns/zone"
 	"portal/internal/identity"
+	"portal/internal/instance"
 	"portal/internal/intent"
 	"portal/internal/intent/watch"
 	"portal/internal/reports"
@@ -185,7 +189,7 @@ func (o *dnsOptions) serve(ctx context.Context, cmd *cobra.Command, log *slog.Lo
 	cluster := intent.NewPackedCluster(sources...)
 	s, err := server.New(cluster, options)
 	if err != nil {
-		return usageError{fmt.Errorf("%w%s", err, portHint(err, o.listenFlag))}
+		return usageError{fmt.Errorf("%w%s", err, portHint(err, o.listenFlag, slices.Concat(options.Listen, options.ListenTLS, options.ListenHTTPS)))}
 	}
 	w, err := watch.New(cluster, watch.Options{
 		Config: config, Sources: sources, ServiceSelector: o.selector, NamespaceSelector: o.nsSelector,
@@ -262,12 +266,19 @@ func (o *dnsOptions) status(s *server.Server, cmd *cobra.Command, log *slog.Logg
 	return out, nil
 }
 
-func portHint(err error, flag string) string {
+// portHint says what to do about an address that can't be listened at.
+func portHint(err error, flag string, listen []netip.AddrPort) string {
 	switch {
 	case strings.Contains(err.Error(), "permission denied"):
 		return " (ports below 1024 need root or CAP_NET_BIND_SERVICE; or choose another with --" + flag + ")"
-	case strings.Contains(err.Error(), "address already in use"):
-		return " (another program has it; choose another with --" + flag + ")"
+	case errors.Is(err, syscall.EADDRINUSE):
+		who := "another program has it"
+		for _, a := range listen {
+			if h, found := instance.ListenerAt(a.String()); found {
+				who = h.String() + " has it"
+			}
+		}
+		return " (" + who + "; choose another with --" + flag + ")"
 	}
 	return ""
 }
