@@ -1,9 +1,15 @@
 package test
 
 import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"portal/test/harness"
 )
 
 // TestUpWithoutNetwork: on a machine that has nothing but lo, where no address can stand in for a client's, DNS answers at its
@@ -93,4 +99,50 @@ func TestUpPods(t *testing.T) {
 		t.Errorf("the Pod %s was replaced by %s", first, second)
 	}
 	m.do(t, "kill -INT $up; wait $up")
+}
+
+// TestUpKeepsFilesForEtcd: clients that hold as many connections as they get to the API and to DNS leave files for etcd, which would end the
+// process without them.
+func TestUpKeepsFilesForEtcd(t *testing.T) {
+	t.Parallel()
+	need(t, harness.Portal(), "build")
+	const files, left = 256, 64
+	dir := t.TempDir()
+	api, names := fmt.Sprintf("127.0.0.1:%d", harness.FreePort()), fmt.Sprintf("127.0.0.1:%d", harness.FreePort())
+	p, err := harness.Start(dir, "up", "sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, files), harness.Portal(), "up", "--data-dir", filepath.Join(dir, "data"),
+		"--listen", api, "--dns", names, "--dns-metrics-bind-address", "", "--run-pods", "none", "--proxy-mode", "none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	eventually(t, time.Minute, "portal up", func() string {
+		if out := p.Tail(); !strings.Contains(out, "Ctrl-C stops it") {
+			return "it says " + out
+		}
+		return ""
+	})
+	client := connect(t, filepath.Join(dir, "data", "admin.kubeconfig"))
+	configMap(t, client, "before") // over a connection that is known from now on
+	for range files {
+		for _, address := range []string{api, names} {
+			c, err := net.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+		}
+	}
+	for i := range 20 {
+		configMap(t, client, fmt.Sprintf("during-%d", i))
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.Pid()))
+		if err != nil {
+			t.Fatalf("%v\n%s", err, p.Tail())
+		}
+		if len(open) > files-left {
+			t.Fatalf("%d of %d files are open: %d should be left", len(open), files, left)
+		}
+	}
+	if err := p.Stop(30 * time.Second); err != nil {
+		t.Errorf("%v\n%s", err, p.Tail())
+	}
 }

@@ -32,6 +32,8 @@ type partOptions struct {
 	conntrack                conntrack.Limits
 	balancers                balancerOptions
 	report                   bool
+	// dnsShare: of so many file descriptors one is for DNS; 0: all are.
+	dnsShare int
 	// balancing ends when the balancer has ended: it announces nothing any more.
 	balancing sync.WaitGroup
 }
@@ -172,6 +174,6 @@ func (p *partOptions) serveNames(ctx context.Context, cmd *cobra.Command, log *s
 	if err != nil {
 		return err
 	}
-	options.Device = device
+	options.Device, options.FileShare = device, p.dnsShare
 	return o.serve(ctx, cmd, log, config, options, open, func() {})
 }

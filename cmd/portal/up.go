@@ -26,6 +26,10 @@ type upOptions struct {
 	running runningProxy
 }
 
+// upDNSShare: of so many file descriptors one is for DNS, and not for connections to the API: however many clients either has, etcd, which
+// ends the process when it can't open a file, keeps its own.
+const upDNSShare = 8
+
 func newUpCommand() *cobra.Command {
 	o := upOptions{server: server.DefaultOptions()}
 	if dir := userDataDir(); dir != "" {
@@ -91,6 +95,9 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	o.server.NodeInstead = atLoopback(addrs)
 	if noPods == "" && !cmd.Flags().Changed("cluster-cidr") {
 		o.server.ClusterCIDRs = upPodCIDRs()
+	}
+	if o.parts.dns != "none" {
+		o.parts.dnsShare, o.server.FilesBeside = upDNSShare, upDNSShare
 	}
 	adapt(cmd.Context(), &o.server.Options)
 	fmt.Fprintln(out, "Portal is starting ...")

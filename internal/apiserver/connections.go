@@ -23,14 +23,22 @@ const (
 	minConnections = 16
 )
 
-// connectionLimit derives from the limit on open files how many clients may be connected at once.
-func connectionLimit() int {
+// connectionLimit derives from the limit on open files how many clients may be connected at once. Of so many files one is for other parts of
+// the process; 0: none is.
+func connectionLimit(beside int) int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return 1 << 16
 	}
-	files := int(min(limit.Cur, 1<<20))
-	return max(files-max(reservedFiles, files/8), minConnections)
+	return connectionsOf(int(min(limit.Cur, 1<<20)), beside)
+}
+
+func connectionsOf(files, beside int) int {
+	left := files - max(reservedFiles, files/8)
+	if beside > 0 {
+		left -= files / beside
+	}
+	return max(left, minConnections)
 }
 
 // limitedListener bounds how many connections are open, so that descriptors are left for etcd, and closes those on which no

@@ -18,6 +18,25 @@ import (
 	restclient "k8s.io/client-go/rest"
 )
 
+// TestConnectionsLeaveFiles: what clients get, what is kept for etcd and what is for other parts of the process are never more than there is.
+func TestConnectionsLeaveFiles(t *testing.T) {
+	for _, files := range []int{200, 256, 1024, 4096, 1 << 20} {
+		for _, beside := range []int{0, 8} {
+			others := 0
+			if beside > 0 {
+				others = files / beside
+			}
+			got := connectionsOf(files, beside)
+			if got < minConnections || got+max(reservedFiles, files/8)+others > files {
+				t.Errorf("%d files, one of %d for other parts: %d connections", files, beside, got)
+			}
+		}
+	}
+	if got := connectionsOf(64, 8); got != minConnections {
+		t.Errorf("hardly any files: %d connections, want %d", got, minConnections)
+	}
+}
+
 // TestIdleConnectionsAreBounded: connections that ask for nothing are closed after a while, and at the limit they make room
 // for those of clients; a client's own connection stays.
 func TestIdleConnectionsAreBounded(t *testing.T) {

@@ -139,7 +139,7 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.listener = limitConnections(listener, connectionLimit(), s.cpus(), firstRequestTimeout, s.load.waited)
+	s.listener = limitConnections(listener, connectionLimit(c.FilesBeside), s.cpus(), firstRequestTimeout, s.load.waited)
 	s.listener.count = s.load.connections
 	c.port = uint16(s.listener.Addr().(*net.TCPAddr).Port)
 	if err := s.openTracer(ctx); err != nil {

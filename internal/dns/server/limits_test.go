@@ -30,6 +30,20 @@ func TestLimitsFitDescriptors(t *testing.T) {
 	}
 }
 
+// Beside an API server it takes its share, and no more.
+func TestLimitsFitAShare(t *testing.T) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	share := max(2, int(min(limit.Cur, 1<<30)/256))
+	files := int(min(limit.Cur, 1<<30)) / share // some 256
+	o := Options{Listen: []netip.AddrPort{loopback, loopback}, FileShare: share}
+	if o.defaults(); len(o.Listen)*o.MaxTCPConns+o.MaxWaiting > files*3/4 || o.MaxTCPConns < 1 || o.MaxWaiting < 1 {
+		t.Errorf("%d connections on each of %d addresses and %d queries that wait, of %d files", o.MaxTCPConns, len(o.Listen), o.MaxWaiting, files)
+	}
+}
+
 // A second server on the same address is refused before it takes queries from the first.
 func TestAddressInUse(t *testing.T) {
 	s, addr := started(t, small(), Options{})

@@ -63,9 +63,11 @@ type Options struct {
 	MaxTCPConns   int            // on each address, HTTPS included
 	// MaxWaiting bounds how many queries wait for upstreams.
 	MaxWaiting int
-	Sockets    int // UDP sockets on each address; 0: one for each processor, and at least minSockets
-	QueryLog   io.Writer
-	Log        *slog.Logger
+	// FileShare: of so many file descriptors of the process one is for this server; 0: all are.
+	FileShare int
+	Sockets   int // UDP sockets on each address; 0: one for each processor, and at least minSockets
+	QueryLog  io.Writer
+	Log       *slog.Logger
 }
 
 // DefaultUDPSize is the longest response over UDP: it passes nearly every network unfragmented, and leaves little to gain for
@@ -173,12 +175,12 @@ func (o *Options) defaults() {
 	}
 	var files unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
-		o.fitDescriptors(int(min(files.Cur, 1<<30)))
+		o.fitDescriptors(int(min(files.Cur, 1<<30)) / max(1, o.FileShare))
 	}
 }
 
 // fitDescriptors lowers limits so that connections take at most half of the file descriptors and queries to upstreams a
-// quarter: the rest is for everything else, the API server's connections among them.
+// quarter: the rest is for everything else.
 func (o *Options) fitDescriptors(files int) {
 	conns := max(1, files/2/max(1, len(o.Listen)+len(o.ListenTLS)+len(o.ListenHTTPS)))
 	waiting := max(1, files/4)
