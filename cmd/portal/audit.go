@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,14 +31,14 @@ from somebody who edited etcd. The exit status is 0 if all is sound and 1 if not
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
-	f.StringVarP(&o.output, "output", "o", "", "json for programs")
+	outputFlag(f, &o.output)
 	f.BoolVar(&o.repair, "repair", false, "repair first what can be repaired without disturbing a Service")
 	return cmd
 }
 
 func (o *auditOptions) run(ctx context.Context, out io.Writer) error {
-	if o.output != "" && o.output != "json" {
-		return usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
+	if err := checkOutput(o.output); err != nil {
+		return err
 	}
 	config, err := apiConfig(o.kubeconfig)
 	if err != nil {
@@ -50,9 +49,7 @@ func (o *auditOptions) run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	if o.output == "json" {
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", "  ")
-		err = encoder.Encode(report)
+		err = printJSON(out, report)
 	} else {
 		err = printAudit(out, report)
 	}
@@ -88,7 +85,7 @@ func askAudit(ctx context.Context, config *rest.Config, repair bool) (audit.Repo
 
 // printAudit tells people what was done, what is left, and what to do about it.
 func printAudit(out io.Writer, report audit.Report) error {
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	table := newTable(out)
 	for i := range report.Repairs {
 		fmt.Fprintf(out, "%s: %s\n", report.Repairs[i].Message, &report.Repairs[i])
 	}
@@ -133,11 +130,4 @@ func counted(n int, one, more string) string {
 		return "1 " + one
 	}
 	return fmt.Sprintf("%d %s", n, more)
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -102,14 +101,11 @@ func newCertsRenewCommand() *cobra.Command {
 
 func (o *certsOptions) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
-	cmd.Flags().StringVarP(&o.output, "output", "o", "", "json for programs")
+	outputFlag(cmd.Flags(), &o.output)
 }
 
 func (o *certsOptions) validate() error {
-	if o.output != "" && o.output != "json" {
-		return usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
-	}
-	return nil
+	return checkOutput(o.output)
 }
 
 func (o *certsOptions) list(ctx context.Context) ([]pki.Info, error) {
@@ -156,11 +152,9 @@ func (o *certsOptions) ask(ctx context.Context, verb string, names []string) ([]
 
 func (o *certsOptions) print(out io.Writer, list []pki.Info) error {
 	if o.output == "json" {
-		encoder := json.NewEncoder(out)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(list)
+		return printJSON(out, list)
 	}
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	table := newTable(out)
 	fmt.Fprintln(table, "NAME\tSUBJECT\tISSUER\tVALID UNTIL\tRENEWED AT")
 	for _, info := range list {
 		renewed := "-"

@@ -65,7 +65,7 @@ func (o *explainOptions) addFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVar(&o.context, "context", "", "context of the kubeconfig")
-	f.StringVarP(&o.output, "output", "o", "", "json for programs")
+	outputFlag(f, &o.output)
 	f.BoolVar(&o.nodes, "ask-nodes", true, "ask nodes for what they know: needs the right to get nodes/proxy")
 	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "time limit for reading everything")
 }
@@ -182,8 +182,8 @@ func (o *explainOptions) look(cmd *cobra.Command, options gather.Options, q expl
 
 // gather reads the evidence, within the time limit.
 func (o *explainOptions) gather(cmd *cobra.Command, options gather.Options) (*explain.Evidence, error) {
-	if o.output != "" && o.output != "json" {
-		return nil, usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
+	if err := checkOutput(o.output); err != nil {
+		return nil, err
 	}
 	if o.timeout <= 0 {
 		return nil, usageError{errors.New("--timeout: must be more than 0")}

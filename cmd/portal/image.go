@@ -89,7 +89,7 @@ func newImageCommand() *cobra.Command {
 	}
 	list := &cobra.Command{Use: "ls", Short: "The images that are here", Args: noArgs, RunE: o.run(o.list)}
 	for _, c := range []*cobra.Command{pull, load, list} {
-		c.Flags().StringVarP(&o.output, "output", "o", "", "json for programs")
+		outputFlag(c.Flags(), &o.output)
 	}
 	cmd.AddCommand(pull, load, list,
 		&cobra.Command{Use: "rm REF", Short: "Remove an image, by its name, its ID or the beginning of its ID", Args: one("an image"), RunE: o.run(o.remove)},
@@ -100,8 +100,8 @@ func newImageCommand() *cobra.Command {
 
 func (o *imageOptions) run(do func(context.Context, *cobra.Command, *image.Store, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		if o.output != "" && o.output != "json" {
-			return usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
+		if err := checkOutput(o.output); err != nil {
+			return err
 		}
 		if o.dataDir == "" {
 			o.dataDir = defaultNodeDir()

@@ -39,6 +39,16 @@ func orJoin(err error) error {
 // apiConfig finds the API server. Without a file it looks where all commands look: see findKubeconfig.
 func apiConfig(kubeconfig string) (*rest.Config, error) { return apiConfigFor(kubeconfig, "") }
 
+// apiClient is a client of the API that a kubeconfig leads to, with its configuration.
+func apiClient(kubeconfig string) (kubernetes.Interface, *rest.Config, error) {
+	config, err := apiConfig(kubeconfig)
+	if err != nil {
+		return nil, nil, usageError{err}
+	}
+	client, err := kubernetes.NewForConfig(config)
+	return client, config, err
+}
+
 // apiConfigFor is apiConfig with a context of the kubeconfig.
 func apiConfigFor(kubeconfig, context string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()

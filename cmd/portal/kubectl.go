@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -27,19 +28,23 @@ func newKubectlCommand() *cobra.Command {
 		Short:              "kubectl, built in and configured for this machine's server",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			inner, err := innerKubectl(args)
-			if err != nil {
-				return err
-			}
-			if err := inner.ExecuteContext(cmd.Context()); err != nil {
-				return fmt.Errorf("kubectl: %w", err)
-			}
-			return nil
+			return runKubectl(cmd.Context(), args)
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, last string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			return completeKubectl(cmd, append(args, last))
 		},
 	}
+}
+
+func runKubectl(ctx context.Context, args []string) error {
+	inner, err := innerKubectl(args)
+	if err != nil {
+		return err
+	}
+	if err := inner.ExecuteContext(ctx); err != nil {
+		return fmt.Errorf("kubectl: %w", err)
+	}
+	return nil
 }
 
 // innerKubectl is kubectl's own command, ready to run.

@@ -247,14 +247,7 @@ func newLabKubectlCommand() *cobra.Command {
 			if err := os.Setenv("KUBECONFIG", labKubeconfig(running)); err != nil {
 				return err
 			}
-			inner, err := innerKubectl(args)
-			if err != nil {
-				return err
-			}
-			if err := inner.ExecuteContext(cmd.Context()); err != nil {
-				return fmt.Errorf("kubectl: %w", err)
-			}
-			return nil
+			return runKubectl(cmd.Context(), args)
 		},
 	}
 }

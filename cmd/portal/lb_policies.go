@@ -2,10 +2,8 @@ package main
 
 import (
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -30,20 +28,17 @@ versions and cipher suites, and what of a policy is not offered because Go's TLS
 ` + tlspolicy.Default + `.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
 			var all []policyInfo
 			for _, p := range tlspolicy.All() {
 				all = append(all, describePolicy(p))
 			}
-			switch output {
-			case "json":
-				encoder := json.NewEncoder(cmd.OutOrStdout())
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(all)
-			case "":
-			default:
-				return usageError{fmt.Errorf("--output %q: must be json, or left out", output)}
+			if output == "json" {
+				return printJSON(cmd.OutOrStdout(), all)
 			}
-			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+			w := newTable(cmd.OutOrStdout())
 			for _, p := range all {
 				fmt.Fprintf(w, "%s\tversions\t%s\n", p.Name, strings.Join(p.Versions, " "))
 				fmt.Fprintf(w, "\tsuites\t%s\n", strings.Join(p.Suites, " "))

@@ -67,7 +67,7 @@ func (o *registerOptions) common(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
 	f.StringVarP(&o.namespace, "namespace", "n", metav1.NamespaceDefault, "the namespace of the Pod and its Services")
-	f.StringVarP(&o.output, "output", "o", "", "json for programs")
+	outputFlag(f, &o.output)
 }
 
 func oneName(cmd *cobra.Command, args []string) error {
@@ -79,8 +79,8 @@ func oneName(cmd *cobra.Command, args []string) error {
 
 func (o *registerOptions) run(do func(context.Context, *cobra.Command, kubernetes.Interface, string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		if o.output != "" && o.output != "json" {
-			return usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
+		if err := checkOutput(o.output); err != nil {
+			return err
 		}
 		if bad := validation.IsDNS1123Subdomain(args[0]); len(bad) > 0 {
 			return usageError{fmt.Errorf("NAME %q: %s", args[0], bad[0])}
@@ -94,11 +94,7 @@ func (o *registerOptions) run(do func(context.Context, *cobra.Command, kubernete
 				return usageError{err}
 			}
 		}
-		config, err := apiConfig(o.kubeconfig)
-		if err != nil {
-			return usageError{err}
-		}
-		client, err := kubernetes.NewForConfig(config)
+		client, _, err := apiClient(o.kubeconfig)
 		if err != nil {
 			return err
 		}

@@ -2,14 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -52,7 +50,7 @@ server if it runs, otherwise from its data directory.`,
 	f.Int64Var(&o.etcd.QuotaBytes, "etcd-quota-bytes", o.etcd.QuotaBytes, "quota of a storage whose server does not run, as given to the server")
 	f.StringVar(&o.encryption, "encryption-provider-config", "",
 		"the server's file of encryption keys, for a storage whose server does not run, or with --etcd-servers")
-	f.StringVarP(&o.output, "output", "o", "", "json for programs")
+	outputFlag(f, &o.output)
 	cmd.AddCommand(
 		o.command("status", "How large it is, its quota, what is encrypted with which key, and whether it accepts writes (exit status 1 if not)", noArgs, o.status),
 		o.command("defrag", "Drop old revisions, give free space back, and end etcd's NOSPACE alarm if there is room", noArgs, o.defrag),
@@ -208,17 +206,11 @@ func (o *storageOptions) snapshot(ctx context.Context, out io.Writer, args []str
 	return err
 }
 
-func printJSON(out io.Writer, what any) error {
-	encoder := json.NewEncoder(out)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(what)
-}
-
 func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 
 func printStorage(out io.Writer, status store.Status) error {
 	fmt.Fprintf(out, "%s etcd, %d keys at revision %d\n\n", status.Mode, status.Keys, status.Revision)
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	table := newTable(out)
 	fmt.Fprintln(table, "ENDPOINT\tVERSION\tSIZE\tIN USE\tQUOTA\tLEADER\tALARMS")
 	for _, m := range status.Members {
 		if m.Error != "" {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -60,7 +59,7 @@ func printEncryption(out io.Writer, e *store.Encryption) error {
 		return err
 	}
 	fmt.Fprintln(out)
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	table := newTable(out)
 	fmt.Fprintln(table, "RESOURCE\tSTORED\tCLAIMS\tPROVIDER\tKEY\tSTATE")
 	stale := 0
 	for _, u := range e.Usage {

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -40,7 +39,7 @@ func newTokenCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.PersistentFlags().StringVar(&o.kubeconfig, "kubeconfig", "", kubeconfigHelp)
-	cmd.PersistentFlags().StringVarP(&o.output, "output", "o", "", "json for programs")
+	outputFlag(cmd.PersistentFlags(), &o.output)
 	create := &cobra.Command{
 		Use:   "create --role ROLE",
 		Short: "Create a token and print the command that a machine joins with",
@@ -80,14 +79,10 @@ func roleNames() string {
 // run checks what the commands have in common and makes a client.
 func (o *tokenOptions) run(do func(context.Context, *cobra.Command, *tokenClient, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		if o.output != "" && o.output != "json" {
-			return usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
+		if err := checkOutput(o.output); err != nil {
+			return err
 		}
-		config, err := apiConfig(o.kubeconfig)
-		if err != nil {
-			return usageError{err}
-		}
-		client, err := kubernetes.NewForConfig(config)
+		client, config, err := apiClient(o.kubeconfig)
 		if err != nil {
 			return err
 		}
@@ -231,7 +226,7 @@ func (o *tokenOptions) list(ctx context.Context, cmd *cobra.Command, client *tok
 }
 
 func printTokens(out io.Writer, tokens []listedToken) error {
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	table := newTable(out)
 	fmt.Fprintln(table, "ID\tROLE\tEXPIRES\tDESCRIPTION")
 	for _, t := range tokens {
 		expires := "never"

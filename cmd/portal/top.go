@@ -65,9 +65,10 @@ of them are counted and stand for all, and a line below the table says so.`,
 }
 
 func (o *topOptions) run(cmd *cobra.Command) error {
+	if err := checkOutput(o.output); err != nil {
+		return err
+	}
 	switch {
-	case o.output != "" && o.output != "json":
-		return usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
 	case o.interval < 100*time.Millisecond || o.interval > time.Hour:
 		return usageError{fmt.Errorf("--interval %v: must be from 100ms to 1h", o.interval)}
 	case (o.lab == "") != (o.node == ""):

@@ -59,7 +59,7 @@ something else than was worked out, 2 if the question is wrong.`,
 	f.StringVar(&o.question.To, "to", "", "where to: ADDRESS:PORT or NAME:PORT, with /UDP or /SCTP if it is not TCP")
 	f.StringVarP(&o.question.Namespace, "namespace", "n", metav1.NamespaceDefault, "the namespace of the Pod, and of short names for others")
 	f.StringVar(&o.question.Via, "via", "", "the node that a packet from outside comes to first (default: the one that has the address, or announces it)")
-	f.StringVarP(&o.output, "output", "o", "", "json for programs")
+	outputFlag(f, &o.output)
 	f.StringVar(&o.mode, "proxy-mode", "", "the nodes' proxy mode: "+strings.Join(trace.ModeNames(), ", ")+" (default: what Portal's nodes report, else the ConfigMap of kube-proxy, else nftables; in a lab, what runs there)")
 	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "the Pods' prefixes that the proxies are configured with (default: Portal's own nodes know their Pods, others those of all nodes)")
 	f.StringSliceVar(&o.nodePorts, "nodeport-addresses", nil, "what the proxies are configured with (default: that of the mode)")
@@ -80,8 +80,8 @@ var errDiffers = errors.New("the packet does something else than was worked out"
 var errNotThere = errors.New("the packet does not arrive")
 
 func (o *traceOptions) run(cmd *cobra.Command) error {
-	if o.output != "" && o.output != "json" {
-		return usageError{fmt.Errorf("--output %q: must be json, or left out", o.output)}
+	if err := checkOutput(o.output); err != nil {
+		return err
 	}
 	settings, err := o.settings()
 	if err != nil {
@@ -94,11 +94,7 @@ func (o *traceOptions) run(cmd *cobra.Command) error {
 		}
 		o.kubeconfig = labKubeconfig(running)
 	}
-	config, err := apiConfig(o.kubeconfig)
-	if err != nil {
-		return usageError{err}
-	}
-	client, err := kubernetes.NewForConfig(config)
+	client, _, err := apiClient(o.kubeconfig)
 	if err != nil {
 		return err
 	}

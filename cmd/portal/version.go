@@ -36,14 +36,15 @@ func newVersionCommand() *cobra.Command {
 		Short: "Print the version of Portal and of the Kubernetes API that it serves",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			switch output {
-			case "json":
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(currentVersion())
-			case "":
-				_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
-				return err
+			err := checkOutput(output)
+			switch {
+			case err != nil:
+			case output == "json":
+				err = json.NewEncoder(cmd.OutOrStdout()).Encode(currentVersion())
+			default:
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), versionLine())
 			}
-			return usageError{fmt.Errorf("--output %q: must be json, or left out", output)}
+			return err
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "output format: json, or one line of text if left out")
