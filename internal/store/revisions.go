@@ -124,34 +124,12 @@ func (k *observedKV) Delete(ctx context.Context, key string, opts ...clientv3.Op
 }
 
 func (k *observedKV) Txn(ctx context.Context) clientv3.Txn {
-	return &observedTxn{Txn: k.KV.Txn(ctx), kv: k}
-}
-
-type observedTxn struct {
-	clientv3.Txn
-	kv *observedKV
-}
-
-func (t *observedTxn) If(conditions ...clientv3.Cmp) clientv3.Txn {
-	t.Txn = t.Txn.If(conditions...)
-	return t
-}
-
-func (t *observedTxn) Then(ops ...clientv3.Op) clientv3.Txn {
-	t.Txn = t.Txn.Then(ops...)
-	return t
-}
-
-func (t *observedTxn) Else(ops ...clientv3.Op) clientv3.Txn {
-	t.Txn = t.Txn.Else(ops...)
-	return t
-}
-
-func (t *observedTxn) Commit() (*clientv3.TxnResponse, error) {
-	floor := t.kv.revisions.seen.Load()
-	resp, err := t.Txn.Commit()
-	t.kv.note(floor, (*etcdserverpb.TxnResponse)(resp).GetHeader(), err)
-	return resp, err
+	return &committing{k.KV.Txn(ctx), func(txn clientv3.Txn) (*clientv3.TxnResponse, error) {
+		floor := k.revisions.seen.Load()
+		resp, err := txn.Commit()
+		k.note(floor, (*etcdserverpb.TxnResponse)(resp).GetHeader(), err)
+		return resp, err
+	}}
 }
 
 // observedWatcher ends watches when etcd turns out to have been restored to an older revision: one from the revision before would

@@ -61,32 +61,10 @@ func (t tracedKV) Delete(ctx context.Context, key string, opts ...clientv3.OpOpt
 }
 
 func (t tracedKV) Txn(ctx context.Context) clientv3.Txn {
-	return &tracedTxn{Txn: t.KV.Txn(ctx), ctx: ctx}
-}
-
-type tracedTxn struct {
-	clientv3.Txn
-	ctx context.Context
-}
-
-func (t *tracedTxn) If(conditions ...clientv3.Cmp) clientv3.Txn {
-	t.Txn = t.Txn.If(conditions...)
-	return t
-}
-
-func (t *tracedTxn) Then(ops ...clientv3.Op) clientv3.Txn {
-	t.Txn = t.Txn.Then(ops...)
-	return t
-}
-
-func (t *tracedTxn) Else(ops ...clientv3.Op) clientv3.Txn {
-	t.Txn = t.Txn.Else(ops...)
-	return t
-}
-
-func (t *tracedTxn) Commit() (*clientv3.TxnResponse, error) {
-	_, end := span(t.ctx, "Txn")
-	resp, err := t.Txn.Commit()
-	end(err)
-	return resp, err
+	return &committing{t.KV.Txn(ctx), func(txn clientv3.Txn) (*clientv3.TxnResponse, error) {
+		_, end := span(ctx, "Txn")
+		resp, err := txn.Commit()
+		end(err)
+		return resp, err
+	}}
 }
