@@ -16,15 +16,6 @@ import (
 	"portal/internal/apiserver/registry/review"
 )
 
-// All describes every question of the group. The rules of a user are among them only if the authorizer can list them.
-func All(authz authorizer.UnconditionalAuthorizer) []registry.Resource {
-	out := []registry.Resource{New(authz), NewSubject(authz), NewLocal(authz)}
-	if rules, ok := authz.(authorizer.RuleResolver); ok {
-		out = append(out, NewRules(rules))
-	}
-	return out
-}
-
 // New describes SelfSubjectAccessReviews: may I?
 func New(authz authorizer.UnconditionalAuthorizer) registry.Resource {
 	return &review.Question[authorizationv1.SelfSubjectAccessReview, *authorizationv1.SelfSubjectAccessReview]{

@@ -250,15 +250,3 @@ func TestRules(t *testing.T) {
 		t.Errorf("without a namespace: %v", err)
 	}
 }
-
-func TestAll(t *testing.T) {
-	if n := len(All(&gate{})); n != 4 {
-		t.Errorf("%d questions, want 4", n)
-	}
-	blind := struct {
-		authorizer.UnconditionalAuthorizer
-	}{&gate{}}
-	if n := len(All(blind)); n != 3 {
-		t.Errorf("%d questions of an authorizer that cannot list rules, want 3", n)
-	}
-}
