@@ -95,6 +95,9 @@ func (p *podTokens) request(ctx context.Context, pod *corev1.Pod, t *corev1.Serv
 		return podToken{}, err
 	}
 	expires := answer.Status.ExpirationTimestamp.Time
+	if s := ptr.Deref(answer.Spec.ExpirationSeconds, 0); s > 0 {
+		expires = issued.Add(time.Duration(s) * time.Second) // by this machine's clock, which may differ from the server's
+	}
 	return podToken{text: answer.Status.Token, expires: expires, renew: renewal(issued, expires, rand.N(renewJitter))}, nil
 }
 

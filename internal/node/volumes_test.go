@@ -253,3 +253,26 @@ func TestNodeResolver(t *testing.T) {
 		}
 	}
 }
+
+// TestTokenClock: a token's life counts by the node's own clock, however much that differs from the server's.
+func TestTokenClock(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, ahead := range []time.Duration{-5 * time.Minute, 0, 5 * time.Minute, time.Hour} {
+		client := fake.NewClientset()
+		client.PrependReactor("create", "serviceaccounts", func(ktesting.Action) (bool, runtime.Object, error) {
+			return true, &authenticationv1.TokenRequest{
+				Spec:   authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](600)},
+				Status: authenticationv1.TokenRequestStatus{Token: "t", ExpirationTimestamp: metav1.NewTime(now.Add(ahead + 10*time.Minute))},
+			}, nil
+		})
+		p := newPodTokens(client)
+		p.now = func() time.Time { return now }
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns"}, Spec: corev1.PodSpec{ServiceAccountName: "a"}}
+		if _, err := p.get(t.Context(), pod, &corev1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: ptr.To[int64](600)}); err != nil {
+			t.Fatal(err)
+		}
+		if due := p.due().Sub(now); due > 8*time.Minute || due < 8*time.Minute-renewJitter {
+			t.Errorf("with a server that is %s ahead, the token is renewed after %s", ahead, due)
+		}
+	}
+}
