@@ -38,7 +38,7 @@ sys.stdout.flush()
 os.write(1, b'\xff\xfe\x00\x1b[31m not UTF-8\n')
 os.write(1, b'x' * 100000 + b'\n')
 with open('/end/of it', 'wb') as f:
-    f.write(b'\xff\xfe the end \xc3\x28 ' + b'y' * 10000)
+    f.write(b'y' * 10000 + b'\xff\xfe the end \xc3\x28')
 os._exit(3)
 `
 	m.create(t, m.hostile("odd", []string{"python3", "-c", program, odd, "", "-"}, func(pod *corev1.Pod, c *corev1.Container) {
