@@ -12,6 +12,7 @@ import (
 
 	// What is tested inside: a change of it makes the last result old.
 	_ "portal/internal/proxy/backend/backendtest"
+	_ "portal/internal/proxy/foreign"
 	_ "portal/internal/proxy/iptables"
 	_ "portal/internal/proxy/ipvs"
 	_ "portal/internal/proxy/nftables"
@@ -50,6 +51,11 @@ func built(t *testing.T, name, pkg string) string {
 // TestIPVS runs the suite of all modes, SCTP included, and connections through every scheduler.
 func TestIPVS(t *testing.T) {
 	inside(t, run{"ipvs", "^(TestSuite|TestSchedulers)$"})
+}
+
+// TestForeignIPVS removes what kube-proxy's IPVS mode left.
+func TestForeignIPVS(t *testing.T) {
+	inside(t, run{"foreign", "^TestServers$"})
 }
 
 // TestSCTP runs that part of the suite in the modes whose other parts run everywhere.

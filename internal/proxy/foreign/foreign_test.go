@@ -2,6 +2,7 @@ package foreign
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -121,6 +123,73 @@ func TestSets(t *testing.T) {
 		slices.Sort(names)
 		if want := slices.Sorted(slices.Values(append(others, used))); !slices.Equal(names, want) {
 			t.Errorf("left: %v, want %v", names, want)
+		}
+	})
+}
+
+// TestServers is run by package test/vm in a machine that has IPVS. Virtual servers at the addresses of kube-proxy's device and on node
+// ports go with the device; those of others stay.
+func TestServers(t *testing.T) {
+	nettest.InNamespace(t, func() {
+		if _, err := os.Stat("/proc/net/ip_vs"); err != nil && os.Getenv("PORTAL_VM") == "" {
+			t.Skipf("%v; test/vm runs this in a kernel that has IPVS", err)
+		}
+		handle, err := ipvs.New("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer handle.Close()
+		device := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: ipvsDevice}}
+		if err := netlink.LinkAdd(device); err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range []string{"10.96.0.10/32", "fd00:96::a/128"} {
+			addr, err := netlink.ParseAddr(text)
+			if err == nil {
+				err = netlink.AddrAdd(device, addr)
+			}
+			if err != nil {
+				t.Fatal(text, err)
+			}
+		}
+		for _, text := range []string{"10.96.0.10:443", "[fd00:96::a]:53", "192.0.2.10:30080", "192.0.2.10:8080", "10.96.0.11:443"} {
+			at := netip.MustParseAddrPort(text)
+			family, mask := uint16(unix.AF_INET), uint32(0xffffffff)
+			if at.Addr().Is6() {
+				family, mask = unix.AF_INET6, 128
+			}
+			s := &ipvs.Service{Address: at.Addr().AsSlice(), Port: at.Port(), Protocol: unix.IPPROTO_TCP, SchedName: "rr", AddressFamily: family, Netmask: mask}
+			if err := handle.NewService(s); err != nil {
+				t.Fatal(text, err)
+			}
+		}
+		servers := func() (out []string) {
+			all, err := handle.GetServices()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range all {
+				ip, _ := netip.AddrFromSlice(s.Address)
+				out = append(out, netip.AddrPortFrom(ip.Unmap(), s.Port).String())
+			}
+			slices.Sort(out)
+			return out
+		}
+		const want = "[4 IPVS virtual servers (kube-ipvs0)]" // and the device is one of them
+		if found, err := Find(t.Context()); err != nil || fmt.Sprint(found) != want || len(servers()) != 5 {
+			t.Errorf("find: %v, %v, want %s; there are %v", found, err, want, servers())
+		}
+		if removed, err := Remove(t.Context()); err != nil || fmt.Sprint(removed) != want {
+			t.Errorf("remove: %v, %v, want %s", removed, err, want)
+		}
+		if left := servers(); !slices.Equal(left, []string{"10.96.0.11:443", "192.0.2.10:8080"}) {
+			t.Errorf("left: %v", left)
+		}
+		if _, err := netlink.LinkByName(ipvsDevice); err == nil {
+			t.Errorf("%s is still there", ipvsDevice)
+		}
+		if found, err := Find(t.Context()); err != nil || len(found) != 0 {
+			t.Errorf("after removing: %v, %v", found, err)
 		}
 	})
 }
