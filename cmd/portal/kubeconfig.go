@@ -26,6 +26,9 @@ import (
 // kubeconfigHelp describes the default of --kubeconfig, which is the same for all commands.
 const kubeconfigHelp = "kubeconfig of the API server (default: $KUBECONFIG, this machine's Portal server, ~/.kube/config, or the Pod's own service account)"
 
+// adminKubeconfig is the file in a server's data directory.
+const adminKubeconfig = "admin.kubeconfig"
+
 var errNoServer = errors.New("no API server known: give --kubeconfig, or set KUBECONFIG")
 
 // orJoin adds to errNoServer what else commands can do that join a server.
@@ -191,7 +194,7 @@ func findKubeconfig() string {
 		if dir == "" {
 			continue
 		}
-		if path := filepath.Join(dir, "admin.kubeconfig"); readable(path) {
+		if path := filepath.Join(dir, adminKubeconfig); readable(path) {
 			return path
 		}
 	}

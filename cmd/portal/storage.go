@@ -31,7 +31,7 @@ func newStorageCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "storage",
 		Short: "Look after etcd: its status, defragmentation, encryption, snapshots and restoring them",
-		Long: `Look after the storage of a server. Without --kubeconfig or --etcd-servers it is that of this machine's server: through the
+		Long: `Look after the storage of a server. Without --kubeconfig or --etcd-servers it is that of $KUBECONFIG, or of this machine's server: through the
 server if it runs, otherwise from its data directory.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -42,7 +42,7 @@ server if it runs, otherwise from its data directory.`,
 	}
 	f := cmd.PersistentFlags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "ask the running server of this kubeconfig")
-	f.StringVar(&o.dataDir, "data-dir", "", "the server's data directory (default: $PORTAL_DATA_DIR, or that of this machine's server)")
+	f.StringVar(&o.dataDir, "data-dir", "", "the server's data directory (default: that of $KUBECONFIG or $PORTAL_DATA_DIR, or that of this machine's server)")
 	f.StringSliceVar(&o.etcd.Servers, "etcd-servers", nil, "URLs of an etcd cluster, as given to the server")
 	f.StringVar(&o.etcd.CAFile, "etcd-cafile", "", "authority of the etcd cluster's certificates")
 	f.StringVar(&o.etcd.CertFile, "etcd-certfile", "", "certificate to show to the etcd cluster")
@@ -111,6 +111,9 @@ func (o *storageOptions) localDataDir() string {
 	if o.dataDir != "" {
 		return o.dataDir
 	}
+	if dir := kubeconfigDataDir(); dir != "" {
+		return dir
+	}
 	if dir := os.Getenv("PORTAL_DATA_DIR"); dir != "" {
 		return dir
 	}
@@ -118,6 +121,18 @@ func (o *storageOptions) localDataDir() string {
 		return dir
 	}
 	return apiserver.DefaultOptions().DataDir
+}
+
+// kubeconfigDataDir is the data directory whose administrator's kubeconfig $KUBECONFIG names; "" if it names none, or another server's.
+func kubeconfigDataDir() string {
+	dir, name := filepath.Split(os.Getenv("KUBECONFIG"))
+	if name != adminKubeconfig {
+		return ""
+	}
+	if _, err := os.Stat(filepath.Join(dir, "pki")); err != nil {
+		return ""
+	}
+	return dir
 }
 
 func etcdDir(dataDir string) string { return filepath.Join(dataDir, "etcd") }
@@ -139,8 +154,11 @@ func (o *storageOptions) open(ctx context.Context) (keeper, error) {
 	if len(o.etcd.Servers) > 0 {
 		return apiserver.OpenStorage(ctx, o.etcd, o.encryption)
 	}
+	if o.dataDir == "" && os.Getenv("KUBECONFIG") != "" && kubeconfigDataDir() == "" {
+		return askServer("")
+	}
 	dir := o.localDataDir()
-	kubeconfig := filepath.Join(dir, "admin.kubeconfig")
+	kubeconfig := filepath.Join(dir, adminKubeconfig)
 	if _, err := os.Stat(etcdDir(dir)); err != nil {
 		if readable(kubeconfig) { // a server with an external etcd
 			return askServer(kubeconfig)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -69,7 +68,7 @@ func findDNS(ctx context.Context, info server.Info) (*upDNS, error) {
 
 func (d *upDNS) writeResolvConf(dir string, servers []netip.Addr) error {
 	d.resolvConf = filepath.Join(dir, "resolv.conf")
-	return os.WriteFile(d.resolvConf, []byte(up.ResolvConf(servers, metav1.NamespaceDefault, upZone)), 0o644)
+	return writeChanged(d.resolvConf, up.ResolvConf(servers, metav1.NamespaceDefault, upZone))
 }
 
 // prepareDNS creates the kube-dns Service and decides where to listen: where the flag says; or at the Service's cluster IPs,

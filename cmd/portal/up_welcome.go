@@ -92,7 +92,7 @@ func tryExample(dir string, pods upPods, proxy partProxy, dns *upDNS) ([]string,
 		if dns != nil && dns.resolvConf != "" {
 			out = append(out, byName("my-service"))
 		}
-		return out, os.WriteFile(path, []byte(podsExample), 0o644)
+		return out, writeChanged(path, podsExample)
 	case dns == nil || len(dns.endpoints) == 0:
 		return nil, nil
 	}
@@ -106,5 +106,13 @@ func tryExample(dir string, pods upPods, proxy partProxy, dns *upDNS) ([]string,
 	return []string{
 		fmt.Sprintf(`(cd "$(mktemp -d)" && echo It works. >index.html && exec python3 -m http.server --bind %s %s) &`, endpoint, examplePort),
 		apply, "curl " + url, byName("web"),
-	}, os.WriteFile(path, []byte(text), 0o644)
+	}, writeChanged(path, text)
+}
+
+// writeChanged writes a file in place, which may be mounted somewhere, unless it says this already: on a full disk it would be emptied.
+func writeChanged(path, text string) error {
+	if there, err := os.ReadFile(path); err == nil && string(there) == text {
+		return nil
+	}
+	return os.WriteFile(path, []byte(text), 0o644)
 }

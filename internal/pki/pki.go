@@ -235,8 +235,14 @@ func (a *Authority) writeCross() error {
 	return WriteFile(a.file("ca-cross.crt"), EncodeCertificates(a.cross), 0o644)
 }
 
-// WriteFile replaces a file in one step, so that a reader never sees half of it and a crash never leaves half.
+// WriteFile replaces a file in one step, so that a reader never sees half of it and a crash never leaves half. One that has this content
+// stays, so that a server starts also where the disk is full.
 func WriteFile(path string, data []byte, mode fs.FileMode) error {
+	if info, err := os.Lstat(path); err == nil && info.Mode() == mode {
+		if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, data) {
+			return nil
+		}
+	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
 	if err != nil {
 		return err

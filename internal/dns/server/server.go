@@ -186,7 +186,7 @@ func (o *Options) fitDescriptors(files int) {
 	waiting := max(1, files/4)
 	if conns < o.MaxTCPConns || waiting < o.MaxWaiting {
 		o.MaxTCPConns, o.MaxWaiting = min(conns, o.MaxTCPConns), min(waiting, o.MaxWaiting)
-		o.Log.Warn("limits lowered to fit the limit of open files", "files", files, "connections", o.MaxTCPConns, "waitingQueries", o.MaxWaiting)
+		o.Log.Info("limits lowered to fit the limit of open files", "files", files, "connections", o.MaxTCPConns, "waitingQueries", o.MaxWaiting)
 	}
 }
 
