@@ -54,3 +54,34 @@ func TestClusterNetworks(t *testing.T) {
 		t.Errorf("without ServiceCIDRs: %v", err)
 	}
 }
+
+// TestAllowRecursion: without --allow-recursion only private networks and the cluster's may resolve other names.
+func TestAllowRecursion(t *testing.T) {
+	outside := netip.MustParseAddr("192.0.2.1")
+	for _, c := range []struct {
+		args             []string
+		private, outside bool
+	}{
+		{nil, true, false},
+		{[]string{"--allow-recursion=any"}, false, true},
+		{[]string{"--allow-recursion=192.0.2.0/24"}, false, true},
+		{[]string{"--allow-recursion=private,192.0.2.1"}, true, true},
+		{[]string{"--allow-recursion="}, false, false},
+	} {
+		flags := newDNSCommand().Flags()
+		if err := flags.Parse(c.args); err != nil {
+			t.Fatal(err)
+		}
+		given, err := flags.GetStringSlice("allow-recursion")
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, private, err := recursionNetworks(given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if may := slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(outside) }); private != c.private || may != c.outside || list == nil {
+			t.Errorf("%v: %v, private %v", c.args, list, private)
+		}
+	}
+}
