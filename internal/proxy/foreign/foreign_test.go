@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"portal/internal/nettest"
+	"portal/internal/proxy/virtual"
 )
 
 // leftovers are rules as kube-proxy makes them in its modes iptables and nftables, between those of the kubelet and others.
@@ -134,11 +134,11 @@ func TestServers(t *testing.T) {
 		if _, err := os.Stat("/proc/net/ip_vs"); err != nil && os.Getenv("PORTAL_VM") == "" {
 			t.Skipf("%v; test/vm runs this in a kernel that has IPVS", err)
 		}
-		handle, err := ipvs.New("")
+		table, err := virtual.Dial()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer handle.Close()
+		defer table.Close()
 		device := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: ipvsDevice}}
 		if err := netlink.LinkAdd(device); err != nil {
 			t.Fatal(err)
@@ -154,23 +154,21 @@ func TestServers(t *testing.T) {
 		}
 		for _, text := range []string{"10.96.0.10:443", "[fd00:96::a]:53", "192.0.2.10:30080", "192.0.2.10:8080", "10.96.0.11:443"} {
 			at := netip.MustParseAddrPort(text)
-			family, mask := uint16(unix.AF_INET), uint32(0xffffffff)
+			s := virtual.Server{Family: unix.AF_INET, Addr: at.Addr(), Port: at.Port(), Protocol: unix.IPPROTO_TCP, Scheduler: "rr"}
 			if at.Addr().Is6() {
-				family, mask = unix.AF_INET6, 128
+				s.Family = unix.AF_INET6
 			}
-			s := &ipvs.Service{Address: at.Addr().AsSlice(), Port: at.Port(), Protocol: unix.IPPROTO_TCP, SchedName: "rr", AddressFamily: family, Netmask: mask}
-			if err := handle.NewService(s); err != nil {
+			if err := table.AddServer(s); err != nil {
 				t.Fatal(text, err)
 			}
 		}
 		servers := func() (out []string) {
-			all, err := handle.GetServices()
+			all, err := table.Servers()
 			if err != nil {
 				t.Fatal(err)
 			}
 			for _, s := range all {
-				ip, _ := netip.AddrFromSlice(s.Address)
-				out = append(out, netip.AddrPortFrom(ip.Unmap(), s.Port).String())
+				out = append(out, netip.AddrPortFrom(s.Addr, s.Port).String())
 			}
 			slices.Sort(out)
 			return out
