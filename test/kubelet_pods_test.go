@@ -108,7 +108,7 @@ const kubeletName = "kubelet-1"
 
 func newKubeletMachine(t *testing.T, dir string) *kubeletMachine {
 	t.Helper()
-	k := &kubeletMachine{dir: dir, audit: filepath.Join(dir, "audit.log"), steps: documented(t, "A real kubelet beside `portal node`")}
+	k := &kubeletMachine{dir: dir, audit: filepath.Join(dir, "audit.log"), steps: documented(t, "docs/node.md", "A real kubelet beside `portal node`")}
 	ownSettings(t, dir)
 	for _, args := range []string{
 		"link set lo up", "netns add outside",
@@ -121,26 +121,6 @@ func newKubeletMachine(t *testing.T, dir string) *kubeletMachine {
 	k.api = startPortal(t, append(audited(t, k.audit), "--cluster-cidr", "10.244.0.0/16")...)
 	k.client = connect(t, k.api.Kubeconfig)
 	return k
-}
-
-// documented are the code blocks of a section of docs/node.md.
-func documented(t *testing.T, section string) (out []string) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(harness.Root(), "docs", "node.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, text, found := strings.Cut(string(data), "\n## "+section+"\n")
-	text, _, _ = strings.Cut(text, "\n## ")
-	for i, block := range strings.Split(text, "```\n") {
-		if i%2 == 1 {
-			out = append(out, block)
-		}
-	}
-	if !found || len(out) == 0 {
-		t.Fatalf("docs/node.md has no section %q with commands", section)
-	}
-	return out
 }
 
 // run runs a shell script with Portal and the peers in its path and returns what it printed.

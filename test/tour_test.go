@@ -23,7 +23,7 @@ import (
 func TestTour(t *testing.T) {
 	rootOnly(t)
 	need(t, harness.Portal(), "build")
-	blocks := tour(t)
+	blocks := documented(t, "README.md", "A first tour")
 	m := newMachine(t)
 	up := false
 	for _, block := range blocks {
@@ -63,25 +63,25 @@ func TestTour(t *testing.T) {
 	m.wait(t, "up.log", "Portal has stopped.")
 }
 
-// tour returns the code blocks of the tour.
-func tour(t *testing.T) (out []string) {
+// documented are the code blocks of a section of a document, without what they are indented by in a list.
+func documented(t *testing.T, document, section string) (out []string) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(harness.Root(), "README.md"))
+	data, err := os.ReadFile(filepath.Join(harness.Root(), document))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, text, found := strings.Cut(string(data), "\n## A first tour\n")
+	_, text, found := strings.Cut(string(data), "\n## "+section+"\n")
 	text, _, _ = strings.Cut(text, "\n## ")
-	for i, block := range strings.Split(text, "```\n") {
-		if i%2 == 1 {
-			out = append(out, block)
-		}
+	for _, block := range fenced.FindAllStringSubmatch(text, -1) {
+		out = append(out, strings.TrimPrefix(strings.ReplaceAll("\n"+block[2], "\n"+block[1], "\n"), "\n"))
 	}
-	if !found || len(out) < 5 {
-		t.Fatalf("README.md's tour has only %d blocks", len(out))
+	if !found || len(out) == 0 {
+		t.Fatalf("%s has no section %q with commands", document, section)
 	}
 	return out
 }
+
+var fenced = regexp.MustCompile("(?ms)^( *)```\n(.*?)^ *```\n")
 
 // What differs from run to run: addresses that were chosen, ages, revisions, the width of columns, the order of rows.
 var varying = []struct {
