@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	ossignal "os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -128,6 +129,10 @@ func TestIdleConnectionsLeaveDescriptorsForEtcd(t *testing.T) {
 // TestHangupEndsInOrder: a terminal that closes drains the server like any other end, and nohup makes it stay.
 func TestHangupEndsInOrder(t *testing.T) {
 	t.Parallel()
+	// Processes that this one starts would ignore it if whoever started this one did, with nohup for example.
+	hangup := make(chan os.Signal, 1)
+	ossignal.Notify(hangup, syscall.SIGHUP)
+	t.Cleanup(func() { ossignal.Stop(hangup) })
 	api := startPortal(t, "--controllers", "none")
 	if err := syscall.Kill(api.Pid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
