@@ -330,7 +330,7 @@ func (o *nodeOptions) options() (node.Options, error) {
 		fail("eviction-pressure-transition-period", fmt.Errorf("%s must not be negative", o.transition))
 	}
 	if o.bridge == "" || len(o.bridge) > 15 || o.bridge == "." || o.bridge == ".." || strings.ContainsAny(o.bridge, "/: \t\n") {
-		fail("bridge", fmt.Errorf("%q can't be the name of an interface: 1 to 15 characters without spaces, / and :", o.bridge))
+		fail("bridge", fmt.Errorf("%q can't be the name of an interface: 1 to 15 characters, none of which is /, : or a space", o.bridge))
 	}
 	if len(validation.IsValidLabelValue(o.zone)) > 0 {
 		fail("zone", fmt.Errorf("%q can't be a label's value: at most 63 letters, digits, -, _ and ., with a letter or digit at both ends", o.zone))
