@@ -52,7 +52,7 @@ func IsOwn(a netip.AddrPort, listen []netip.AddrPort, local []netip.Addr) bool {
 			return false
 		case at == to:
 			return true
-		case to.IsUnspecified(): // a client that is told to ask there asks its own machine
+		case to.IsUnspecified(): // a client that queries that address queries its own machine
 			return at.IsLoopback() && at.Is4() == to.Is4() || at.IsUnspecified() && (at.Is6() || to.Is4())
 		case at.IsUnspecified() && (at.Is6() || to.Is4()): // IPv6's wildcard covers IPv4
 			return to.IsLoopback() || slices.Contains(local, to)

@@ -213,7 +213,7 @@ func (t *site) secure(in *networkingv1.Ingress) func(host string) bool {
 	}
 }
 
-// noBackend is what clients are told where a backend can't be used.
+// noBackend is the response to clients where a backend can't be used.
 const noBackend = "This site has no usable backend."
 
 // backend sets where a route leads.

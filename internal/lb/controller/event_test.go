@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// told are the Events since the last call, with their reasons in front.
-func told(recorder *record.FakeRecorder) (out []string) {
+// newEvents are the Events since the last call, with their reasons in front.
+func newEvents(recorder *record.FakeRecorder) (out []string) {
 	for {
 		select {
 		case e := <-recorder.Events:
@@ -34,7 +34,7 @@ func TestEventsAgain(t *testing.T) {
 	x.Events = recorder
 	c.add("a/web")
 	c.pass(x)
-	told(recorder)
+	newEvents(recorder)
 	set := func(value string) {
 		c.change("a/web", func(svc *corev1.Service) { svc.Annotations = map[string]string{key: value} })
 		c.pass(x, x)
@@ -43,7 +43,7 @@ func TestEventsAgain(t *testing.T) {
 		value string
 		want  int
 	}{{"gopher", 1}, {"gopher", 0}, {"http", 0}, {"gopher", 1}} {
-		if set(step.value); count(told(recorder), "InvalidAnnotation") != step.want {
+		if set(step.value); count(newEvents(recorder), "InvalidAnnotation") != step.want {
 			t.Errorf("step %d, %s: want %d Events", i, step.value, step.want)
 		}
 	}
@@ -53,11 +53,11 @@ func TestEventsAgain(t *testing.T) {
 	}
 	for i := range 2 {
 		become(corev1.ServiceTypeClusterIP)
-		if events := told(recorder); count(events, Deleting) != 1 || count(events, Deleted) != 1 {
+		if events := newEvents(recorder); count(events, Deleting) != 1 || count(events, Deleted) != 1 {
 			t.Errorf("release %d: %q", i, events)
 		}
 		become(corev1.ServiceTypeLoadBalancer)
-		if events := told(recorder); count(events, Ensuring) != 1 || count(events, Ensured) != 1 {
+		if events := newEvents(recorder); count(events, Ensuring) != 1 || count(events, Ensured) != 1 {
 			t.Errorf("assignment %d: %q", i, events)
 		}
 	}

@@ -175,7 +175,7 @@ func TestNoDescriptorForSession(t *testing.T) {
 	}
 }
 
-// TestSessionsAreBounded: a Service's new clients take the places of its own that were silent for the longest time.
+// TestSessionsAreBounded: a Service's new clients take the places of its own that have been idle the longest.
 func TestSessionsAreBounded(t *testing.T) {
 	s := opened(t)
 	d, to, other := s.udp[plan.FromOutside], netip.MustParseAddrPort("10.96.0.1:53"), netip.MustParseAddrPort("10.96.0.2:53")
