@@ -29,6 +29,9 @@ const kubeconfigHelp = "kubeconfig of the API server (default: $KUBECONFIG, this
 // adminKubeconfig is the file in a server's data directory.
 const adminKubeconfig = "admin.kubeconfig"
 
+// dataDirVariable names the data directory of this machine's server, to it and to the commands that look for it.
+const dataDirVariable = "PORTAL_DATA_DIR"
+
 var errNoServer = errors.New("no API server known: give --kubeconfig, or set KUBECONFIG")
 
 // orJoin adds to errNoServer what else commands can do that join a server.
@@ -190,7 +193,7 @@ func findKubeconfig() string {
 	if os.Getenv("KUBECONFIG") != "" {
 		return ""
 	}
-	for _, dir := range []string{os.Getenv("PORTAL_DATA_DIR"), userDataDir(), apiserver.DefaultOptions().DataDir} {
+	for _, dir := range []string{os.Getenv(dataDirVariable), userDataDir(), apiserver.DefaultOptions().DataDir} {
 		if dir == "" {
 			continue
 		}
@@ -207,6 +210,11 @@ func readable(path string) bool {
 		return false
 	}
 	return f.Close() == nil
+}
+
+// usualDataDir is the data directory of a server on this machine whose flags name none.
+func usualDataDir() string {
+	return cmp.Or(os.Getenv(dataDirVariable), userDataDir(), apiserver.DefaultOptions().DataDir)
 }
 
 // userDataDir is the data directory of `portal up` without root; "" as root.

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -13,6 +15,7 @@ import (
 
 func newServerCommand() *cobra.Command {
 	opts := server.DefaultOptions()
+	opts.DataDir = cmp.Or(os.Getenv(dataDirVariable), opts.DataDir)
 	logs := logOptions{}
 	cmd := &cobra.Command{
 		Use:   "server",

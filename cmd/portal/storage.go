@@ -42,7 +42,7 @@ server if it runs, otherwise from its data directory.`,
 	}
 	f := cmd.PersistentFlags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "ask the running server of this kubeconfig")
-	f.StringVar(&o.dataDir, "data-dir", "", "the server's data directory (default: that of $KUBECONFIG or $PORTAL_DATA_DIR, or that of this machine's server)")
+	f.StringVar(&o.dataDir, "data-dir", "", "the server's data directory (default: that of $KUBECONFIG or $"+dataDirVariable+", or that of this machine's server)")
 	f.StringSliceVar(&o.etcd.Servers, "etcd-servers", nil, "URLs of an etcd cluster, as given to the server")
 	f.StringVar(&o.etcd.CAFile, "etcd-cafile", "", "authority of the etcd cluster's certificates")
 	f.StringVar(&o.etcd.CertFile, "etcd-certfile", "", "certificate to show to the etcd cluster")
@@ -114,13 +114,7 @@ func (o *storageOptions) localDataDir() string {
 	if dir := kubeconfigDataDir(); dir != "" {
 		return dir
 	}
-	if dir := os.Getenv("PORTAL_DATA_DIR"); dir != "" {
-		return dir
-	}
-	if dir := userDataDir(); dir != "" {
-		return dir
-	}
-	return apiserver.DefaultOptions().DataDir
+	return usualDataDir()
 }
 
 // kubeconfigDataDir is the data directory whose administrator's kubeconfig $KUBECONFIG names; "" if it names none, or another server's.

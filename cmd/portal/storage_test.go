@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/spf13/cobra"
 )
 
 // TestStorageOfKubeconfig: the storage is that of $KUBECONFIG, as the server is that other commands ask.
@@ -12,7 +14,7 @@ func TestStorageOfKubeconfig(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(own, "pki"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("PORTAL_DATA_DIR", other)
+	t.Setenv(dataDirVariable, other)
 	for _, c := range []struct{ flag, kubeconfig, want string }{
 		{"", "", other},
 		{"", filepath.Join(own, adminKubeconfig), own},
@@ -40,5 +42,16 @@ func TestStorageOfKubeconfig(t *testing.T) {
 	defer k.Close()
 	if s, ok := k.(serverStorage); !ok || s.host != "https://127.0.0.1:1" {
 		t.Errorf("got %#v", k)
+	}
+}
+
+// TestDataDirVariable: servers keep their data where other commands look for it.
+func TestDataDirVariable(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(dataDirVariable, dir)
+	for _, command := range []*cobra.Command{newUpCommand(), newServerCommand()} {
+		if got := command.Flag("data-dir").DefValue; got != dir {
+			t.Errorf("portal %s: --data-dir is %s, want %s", command.Name(), got, dir)
+		}
 	}
 }

@@ -32,9 +32,7 @@ const upDNSShare = 8
 
 func newUpCommand() *cobra.Command {
 	o := upOptions{server: server.DefaultOptions()}
-	if dir := userDataDir(); dir != "" {
-		o.server.DataDir = dir
-	}
+	o.server.DataDir = usualDataDir()
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run everything on this machine, in the foreground",

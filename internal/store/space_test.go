@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -79,8 +80,7 @@ type log struct {
 func logged(t *testing.T) *log {
 	l := &log{}
 	t.Cleanup(klog.CaptureState().Restore)
-	klog.LogToStderr(false)
-	klog.SetOutputBySeverity("INFO", l) // errors are written there, too
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(l, nil)))
 	return l
 }
 
