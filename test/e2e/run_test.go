@@ -123,13 +123,19 @@ func (r *runner) execute(one test) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+	// The suite leaves files behind.
+	temp, err := os.MkdirTemp("", "e2e")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, suite(), append([]string{
 		"--provider=skeleton", "--node-os-distro=custom",
 		"--report-dir=" + dir, "--dump-logs-on-failure=false", "--e2e-output-dir=" + dir,
 		"--ginkgo.no-color", "--ginkgo.v", "--ginkgo.timeout=25m", "--ginkgo.focus= " + regexp.QuoteMeta(one.name) + "$"}, r.flags...)...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG=")
+	cmd.Env = append(os.Environ(), "KUBECONFIG=", "TMPDIR="+temp)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, 10*time.Second
 	failure := r.start(one, cmd)
