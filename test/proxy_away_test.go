@@ -87,7 +87,7 @@ func restart(t *testing.T, l *proxyLab) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.api, err = harness.StartPortalAt(filepath.Dir(l.api.Log), number, "--controllers", "none")
+	l.api, err = harness.StartPortalAt(filepath.Dir(l.api.Log), number, l.apiArgs...)
 	if err != nil {
 		t.Fatal(err)
 	}

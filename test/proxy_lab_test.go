@@ -36,6 +36,7 @@ type proxyLab struct {
 	*backendtest.Lab
 	dir, mode string
 	api       *harness.API
+	apiArgs   []string
 	relay     *harness.Relay
 	client    *kubernetes.Clientset
 	proxy     *harness.Process
@@ -55,7 +56,7 @@ func newProxyLab(t *testing.T, mode string, apiArgs ...string) *proxyLab {
 	if !slices.Contains(apiArgs, "--controllers") {
 		apiArgs = append([]string{"--controllers", "none"}, apiArgs...)
 	}
-	l.api = startPortal(t, apiArgs...)
+	l.api, l.apiArgs = startPortal(t, apiArgs...), apiArgs
 	l.client = connect(t, l.api.Kubeconfig)
 	address := strings.TrimPrefix(l.api.URL, "https://")
 	if err := l.Node.Do(func() error {
@@ -101,21 +102,17 @@ func (l *proxyLab) createNode(t *testing.T) {
 }
 
 // start runs the proxy and doesn't wait for it.
-func (l *proxyLab) start(t *testing.T) {
+func (l *proxyLab) start(t *testing.T, more ...string) {
 	t.Helper()
 	var err error
-	l.proxy, err = harness.StartIn(l.Node.Namespace(), l.dir, "proxy", harness.Portal(), l.arguments()...)
+	l.proxy, err = harness.StartIn(l.Node.Namespace(), l.dir, "proxy", harness.Portal(), append([]string{
+		"proxy", "--kubeconfig", l.api.Kubeconfig, "--hostname-override", l.Facts().Node, "--proxy-mode", l.mode,
+		"--cluster-cidr", "10.244.0.0/16,fd00:244::/32", "--nodeport-addresses", "primary",
+	}, more...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(l.proxy.Kill)
-}
-
-func (l *proxyLab) arguments(more ...string) []string {
-	return append([]string{
-		"proxy", "--kubeconfig", l.api.Kubeconfig, "--hostname-override", l.Facts().Node, "--proxy-mode", l.mode,
-		"--cluster-cidr", "10.244.0.0/16,fd00:244::/32", "--nodeport-addresses", "primary",
-	}, more...)
 }
 
 // stop asks the proxy to end.

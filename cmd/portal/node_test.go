@@ -1,16 +1,19 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"portal/internal/node/runtime"
 )
@@ -28,11 +31,11 @@ func TestUnregisteredNode(t *testing.T) {
 	server := "https://" + silent.Addr().String()
 	for name, c := range map[string]struct {
 		args []string
-		want error // nil: another one
+		stop bool // it is asked to end; if not, it ends by itself, with an error
 	}{
-		"a kubeconfig": {[]string{"--kubeconfig", ""}, context.Canceled},
-		"a token":      {[]string{"--server", server, "--token", "abcdef.0123456789abcdef", "--unsafe-skip-ca-hash"}, context.Canceled},
-		"no token":     {[]string{"--server", server}, nil},
+		"a kubeconfig": {[]string{"--kubeconfig", ""}, true},
+		"a token":      {[]string{"--server", server, "--token", "abcdef.0123456789abcdef", "--unsafe-skip-ca-hash"}, true},
+		"no token":     {[]string{"--server", server}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, group := t.TempDir(), fmt.Sprintf("portal-test-%d/a/b", os.Getpid())
@@ -47,23 +50,27 @@ func TestUnregisteredNode(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
 			data := filepath.Join(dir, "some", "where")
 			if name == "a token" { // the folder may be somebody's
 				if err := os.MkdirAll(filepath.Join(data, "logs"), 0o700); err != nil {
 					t.Fatal(err)
 				}
 			}
-			cmd := newNodeCommand()
-			cmd.SetOut(io.Discard)
-			cmd.SetErr(io.Discard)
-			cmd.SilenceErrors, cmd.SilenceUsage = true, true
-			cmd.SetArgs(append(c.args, "--name", "n", "--node-ip", "192.0.2.1", "--data-dir", data, "--cgroup-root", group, "--bridge", fmt.Sprint("t", os.Getpid()),
-				"--proxy-mode", "none", "--dns", "none", "--report=false"))
+			self, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), self, slices.Concat([]string{"node"}, c.args, []string{
+				"--name", "n", "--node-ip", "192.0.2.1", "--data-dir", data, "--cgroup-root", group, "--bridge", fmt.Sprint("t", os.Getpid()),
+				"--proxy-mode", "none", "--dns", "none", "--report=false",
+			})...)
+			cmd.Env = append(os.Environ(), asPortal+"=yes")
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
 			ended := make(chan error, 1)
-			go func() { ended <- cmd.ExecuteContext(ctx) }()
-			if c.want != nil {
+			go func() { ended <- cmd.Wait() }()
+			if c.stop {
 				for begun := false; !begun; time.Sleep(10 * time.Millisecond) {
 					select {
 					case err := <-ended:
@@ -73,9 +80,11 @@ func TestUnregisteredNode(t *testing.T) {
 					_, err := os.Stat(filepath.Join(data, "images"))
 					begun = err == nil && (name != "a kubeconfig" || groups.Exist())
 				}
-				cancel()
+				if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
+					t.Fatal(err)
+				}
 			}
-			if err := <-ended; err == nil || c.want != nil && !errors.Is(err, c.want) {
+			if err := <-ended; (err == nil) != c.stop {
 				t.Errorf("it ended with %v", err)
 			}
 			if groups.Exist() {
