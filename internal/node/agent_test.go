@@ -9,10 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
@@ -22,6 +25,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"portal/internal/nettest"
+	"portal/internal/node/image"
 	"portal/internal/node/network"
 	"portal/internal/node/network/nat"
 	"portal/internal/node/runtime"
@@ -88,6 +92,47 @@ func TestProcess(t *testing.T) {
 	}
 	if got := umask(); got != 0o077 || score() != before {
 		t.Errorf("afterwards the umask is %o, and the score %s", got, score())
+	}
+}
+
+// TestLoopsPanic: what panics while the Node or its Lease is written, images are collected or Pods are kept connected is counted and tried
+// again, and the agent goes on.
+func TestLoopsPanic(t *testing.T) {
+	client := fake.NewClientset()
+	var nodes, leases atomic.Int32
+	for resource, count := range map[string]*atomic.Int32{"nodes": &nodes, "leases": &leases} {
+		client.PrependReactor("get", resource, func(clienttesting.Action) (bool, kruntime.Object, error) {
+			if count.Add(1) == 1 {
+				panic("while reading " + resource)
+			}
+			return false, nil, nil
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	agent := func(images *image.Store) *Agent {
+		return &Agent{
+			Options:    Options{Client: client, Name: "n", NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Log: slog.New(slog.DiscardHandler)},
+			registered: make(chan struct{}), up: make(chan struct{}), nodeChanged: make(chan struct{}, 1), images: images, connections: &connections{changed: make(chan struct{}, 1)},
+			host: hostFacts{capacity: corev1.ResourceList{}},
+		}
+	}
+	writes, collects, connects := agent(image.NewStore(image.Options{Dir: t.TempDir()})), agent(nil), agent(nil)
+	connects.connections.change()
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { writes.keepNode(ctx) })
+	running.Go(func() { writes.keepLease(ctx) })
+	running.Go(func() { collects.collectImages(ctx) })
+	running.Go(func() { connects.keepConnected(ctx) }) // there is no network
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		_, err := client.Tracker().Get(coordinationv1.SchemeGroupVersion.WithResource("leases"), corev1.NamespaceNodeLease, "n")
+		if err == nil && writes.panics.Load() == 2 && collects.panics.Load() == 2 && connects.panics.Load() > 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the Lease: %v; panics: %d, %d, %d", err, writes.panics.Load(), collects.panics.Load(), connects.panics.Load())
+		}
 	}
 }
 

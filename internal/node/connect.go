@@ -188,7 +188,7 @@ func (a *Agent) keepConnected(ctx context.Context) {
 			return
 		case <-time.After(networkPause):
 		}
-		a.connect()
+		_ = a.attempt("keep Pods connected", func() error { a.connect(); return nil })
 	}
 }
 
@@ -219,10 +219,7 @@ func (a *Agent) connect() {
 	if c.bridge != nil {
 		note("routes to the Pods of other nodes are not programmed", a.connectPeers(problems))
 	}
-	c.mu.Lock()
-	err = c.nat.Sync(c.state)
-	c.mu.Unlock()
-	note("Pods' addresses are not rewritten (masquerade, hostPort)", err)
+	note("Pods' addresses are not rewritten (masquerade, hostPort)", c.rewrite())
 	for p := range problems {
 		if !c.told[p] {
 			a.Log.Warn(p, "node", a.Name)
@@ -232,6 +229,13 @@ func (a *Agent) connect() {
 		a.Log.Info("the Pods' network is as it should be again", "node", a.Name)
 	}
 	c.told = problems
+}
+
+// rewrite has Pods' addresses rewritten.
+func (c *connections) rewrite() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nat.Sync(c.state)
 }
 
 // connectPeers programs the ways to other nodes' Pods, and notes which addresses Pods are known to by their own.

@@ -242,11 +242,15 @@ const collectInterval = time.Minute
 
 // collectImages removes unused images while the disk is too full.
 func (a *Agent) collectImages(ctx context.Context) {
-	if err := a.images.Clean(ctx); err != nil && ctx.Err() == nil {
+	if err := a.attempt("clean up after pulls", func() error { return a.images.Clean(ctx) }); err != nil && ctx.Err() == nil {
 		a.Log.Warn("what is left of interrupted pulls could not be removed", "err", err)
 	}
 	for {
-		removed, err := a.images.Collect(ctx, a.ImageCollection)
+		var removed []*image.Record
+		err := a.attempt("collect images", func() (err error) {
+			removed, err = a.images.Collect(ctx, a.ImageCollection)
+			return err
+		})
 		if ctx.Err() != nil {
 			return
 		}

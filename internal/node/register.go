@@ -125,7 +125,7 @@ func (a *Agent) keepNode(ctx context.Context) {
 	up := a.up
 	for {
 		wait := nodeInterval
-		err := a.report(ctx, &written)
+		err := a.attempt("write the Node", func() error { return a.report(ctx, &written) })
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -297,7 +297,7 @@ func (a *Agent) keepLease(ctx context.Context) {
 	failed := false
 	for {
 		wait := leaseInterval
-		if err := a.renew(ctx); err != nil && ctx.Err() == nil {
+		if err := a.attempt("renew the Lease", func() error { return a.renew(ctx) }); err != nil && ctx.Err() == nil {
 			wait = retryDelay
 			if !failed {
 				a.Log.Warn("the Lease could not be renewed, retrying", "node", a.Name, "err", err)

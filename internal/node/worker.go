@@ -262,11 +262,11 @@ func (a *Agent) panicked(p any, what string, about ...any) error {
 	said, where, _ := strings.Cut(fmt.Sprint(p), "\n") // a pull's says where it began
 	err := errors.New("panic: " + said)
 	a.panics.Add(1)
-	a.Log.Error("sync of a Pod panicked, retrying", append(about, "doing", what, "err", err, "stack", where+string(debug.Stack()))...)
+	a.Log.Error("sync panicked, retrying", append(about, "doing", what, "err", err, "stack", where+string(debug.Stack()))...)
 	return err
 }
 
-// attempt does something for a Pod that has no worker, or for all. What panics has failed, as with a worker's.
+// attempt does something for a Pod that has no worker, or for the whole node. What panics has failed, as with a worker's.
 func (a *Agent) attempt(what string, f func() error, about ...any) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -78,7 +78,7 @@ type Options struct {
 	State http.Handler
 	// Traffic answers how much goes through Services on this node; nil: nobody does.
 	Traffic http.Handler
-	// Panics is how often the agent panicked while it did something for a Pod.
+	// Panics is how often the agent panicked while it did something for a Pod or the node.
 	Panics func() int64
 	Log    *slog.Logger
 }
@@ -110,7 +110,7 @@ func New(o Options) (*Server, error) {
 			return float64(n)
 		}),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "portal_node_panics_total", Help: "Number of panics of the agent while it did something for a Pod: each is an error in the agent.",
+			Name: "portal_node_panics_total", Help: "Number of panics of the agent while it did something for a Pod or the node: each is an error in the agent.",
 		}, func() float64 { return float64(o.Panics()) }),
 	)
 	return s, nil
