@@ -1,15 +1,24 @@
 package test
 
 import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"fmt"
+	"math/big"
 	"net"
 	"strings"
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // volumePod shows its volumes' files by HTTP.
@@ -121,6 +130,129 @@ func TestNodeVolumesFollow(t *testing.T) {
 	}
 	if got := read("fixed"); got != "red" {
 		t.Errorf("a subPath changed: %q", got)
+	}
+	m.kubectl(t, "", "delete", "pod", "--all")
+	m.nothingLeft(t)
+}
+
+// certificatePod shows its certificate and whom it trusts by HTTP.
+const certificatePod = `apiVersion: v1
+kind: Pod
+metadata: {name: identity}
+spec:
+  nodeName: NODE
+  terminationGracePeriodSeconds: 1
+  volumes:
+  - name: tls
+    projected:
+      sources:
+      - {clusterTrustBundle: {name: anchors, path: ca.pem}}
+      - {clusterTrustBundle: {signerName: example.com/none, labelSelector: {}, optional: true, path: none.pem}}
+      - {podCertificate: {signerName: example.com/signer, keyType: ECDSAP256, credentialBundlePath: tls/both.pem, userAnnotations: {example.com/for: test}}}
+  containers:
+  - name: c
+    image: host
+    command: [python3, -m, http.server, "8080", -d, /tls]
+    volumeMounts: [{name: tls, mountPath: /tls}]
+    readinessProbe: {httpGet: {port: 8080, path: /ca.pem}, periodSeconds: 1}
+`
+
+// TestNodeCertificates: a Pod waits for a ClusterTrustBundle and for the signer of its certificate. The bundle's file follows it, and an agent
+// that is started anew asks for no other certificate.
+func TestNodeCertificates(t *testing.T) {
+	t.Parallel()
+	m := newPodMachine(t, "certs")
+	m.kubectl(t, strings.ReplaceAll(certificatePod, "NODE", m.name), "apply")
+	waits := func(what string) {
+		t.Helper()
+		eventually(t, 20*time.Second, "an event about "+what, func() string {
+			if list := m.events(t, "identity", "FailedMount"); !strings.Contains(fmt.Sprint(list), what) {
+				return fmt.Sprint(list)
+			}
+			return ""
+		})
+	}
+	waits("anchors")
+	public, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority := func(name string) (*x509.Certificate, string) {
+		template := &x509.Certificate{
+			SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		}
+		der, err := x509.CreateCertificate(rand.Reader, template, template, public, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return template, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	}
+	ca, anchor := authority("first")
+	bundles := m.client.CertificatesV1().ClusterTrustBundles()
+	bundle, err := bundles.Create(t.Context(), &certificatesv1.ClusterTrustBundle{ObjectMeta: metav1.ObjectMeta{Name: "anchors"}, Spec: certificatesv1.ClusterTrustBundleSpec{TrustBundle: "text\n" + anchor}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits("example.com/signer")
+
+	requests := m.client.CertificatesV1().PodCertificateRequests("default")
+	list, err := requests.List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 || list.Items[0].Spec.UnverifiedUserAnnotations["example.com/for"] != "test" {
+		t.Fatalf("requests: %+v, %v", list, err)
+	}
+	asked := &list.Items[0]
+	stub, err := x509.ParseCertificateRequest(asked.Spec.StubPKCS10Request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now().Truncate(time.Second)
+	end := begin.Add(2 * time.Hour)
+	leaf, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: begin, NotAfter: end}, ca, stub.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf}))
+	asked.Status = certificatesv1.PodCertificateRequestStatus{
+		Conditions:       []metav1.Condition{{Type: certificatesv1.PodCertificateRequestConditionTypeIssued, Status: metav1.ConditionTrue, Reason: "Issued", LastTransitionTime: metav1.Now()}},
+		CertificateChain: chain, NotBefore: ptr.To(metav1.NewTime(begin)), NotAfter: ptr.To(metav1.NewTime(end)), BeginRefreshAt: ptr.To(metav1.NewTime(begin.Add(time.Hour))),
+	}
+	if _, err := requests.UpdateStatus(t.Context(), asked, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	pod := m.pod(t, "identity", 30*time.Second, podReady)
+	read := func(path string) string {
+		text, err := m.get("http://" + net.JoinHostPort(pod.Status.PodIP, "8080") + "/" + path)
+		if err != nil {
+			return err.Error()
+		}
+		return text
+	}
+	if got := read("ca.pem"); got != anchor || read("none.pem") != "" {
+		t.Errorf("ca.pem: %s\nnone.pem: %s", got, read("none.pem"))
+	}
+	both := read("tls/both.pem")
+	if _, err := tls.X509KeyPair([]byte(both), []byte(both)); err != nil || !strings.HasPrefix(both, "-----BEGIN PRIVATE KEY-----\n") || !strings.HasSuffix(both, "\n"+chain) {
+		t.Errorf("the Pod's certificate is not what was issued: %v", err)
+	}
+
+	m.agent.Kill()
+	_, bundle.Spec.TrustBundle = authority("second")
+	if _, err := bundles.Update(t.Context(), bundle, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.start(t)
+	eventually(t, 20*time.Second, "the bundle to follow", func() string {
+		if got := read("ca.pem"); got != bundle.Spec.TrustBundle {
+			return got
+		}
+		return ""
+	})
+	if read("tls/both.pem") != both {
+		t.Error("a new agent replaced the certificate without need")
+	}
+	if list, err := requests.List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 1 {
+		t.Errorf("a new agent asked for another certificate: %v", err)
 	}
 	m.kubectl(t, "", "delete", "pod", "--all")
 	m.nothingLeft(t)

@@ -92,6 +92,7 @@ type Agent struct {
 	images   *image.Store
 	recorder record.EventRecorder
 	follower *follow.Follower
+	bundles  *trustBundles
 	network  network.Network // set before any Pod is started
 
 	connections *connections
@@ -162,16 +163,19 @@ func New(o Options) (*Agent, error) {
 	all := informers.NewSharedInformerFactory(o.Client, 0)
 	a.pods, a.services, a.nodes = mine.Core().V1().Pods().Informer(), all.Core().V1().Services().Informer(), itself.Core().V1().Nodes().Informer()
 	for _, i := range []cache.SharedIndexInformer{a.pods, a.services, a.nodes} {
-		if err := i.SetTransform(func(obj any) (any, error) {
-			if m, ok := obj.(metav1.Object); ok {
-				m.SetManagedFields(nil)
-			}
-			return obj, nil
-		}); err != nil {
+		if err := i.SetTransform(dropManagedFields); err != nil {
 			return nil, err
 		}
 	}
 	return a, nil
+}
+
+// dropManagedFields keeps objects small.
+func dropManagedFields(obj any) (any, error) {
+	if m, ok := obj.(metav1.Object); ok {
+		m.SetManagedFields(nil)
+	}
+	return obj, nil
 }
 
 // Run looks after the node until ctx ends. Pods run on.
@@ -203,6 +207,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.recorder = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "portal-node", Host: a.Name})
 
 	a.follower = follow.New(ctx, a.Client, a.Log)
+	a.bundles = newTrustBundles(ctx, a.Client, a.running.Go)
 	a.running.Go(func() {
 		<-ctx.Done()
 		a.follower.Wait()

@@ -155,14 +155,17 @@ func (w *worker) keepVolumes(ctx context.Context, sandbox *runtime.Pod) {
 	w.volumesChanged = wake
 	pod := w.pod
 	w.beside(ctx, "refresh volumes", func() {
-		for _, s := range sourcesOf(pod) {
-			defer w.agent.follower.Hold(s.key, wake)()
-		}
+		defer w.agent.holdSources(pod, wake)()
 		w.adoptTokens(pod, sandbox)
+		w.adoptCertificates(pod, sandbox)
 		failed := map[string]string{}
 		for {
 			var timer <-chan time.Time
-			if due := w.tokens.due(); !due.IsZero() {
+			due := w.tokens.due()
+			if at := w.certificates.due(); due.IsZero() || !at.IsZero() && at.Before(due) {
+				due = at
+			}
+			if !due.IsZero() {
 				timer = time.After(max(time.Until(due), time.Second))
 			}
 			select {
@@ -189,7 +192,16 @@ func (w *worker) refresh(ctx context.Context, sandbox *runtime.Pod, failed map[s
 	w.mu.Lock()
 	pod, addrs := w.pod, w.observed.PodIPs
 	w.mu.Unlock()
-	from := fileSources{objects: followedObjects{w.agent.follower, pod.Namespace}, tokens: w.tokens, addrs: addrs}
+	from := fileSources{objects: followedObjects{w.agent.follower, pod.Namespace}, tokens: w.tokens, certificates: w.certificates, addrs: addrs}
+	say := func(about, message string, err error) {
+		if err == nil {
+			delete(failed, about)
+		} else if failed[about] != err.Error() {
+			failed[about] = err.Error()
+			w.tell(true, "FailedMount", message+err.Error())
+		}
+	}
+	defer func() { say("certificates", "Not renewed: ", w.certificates.problem()) }()
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		if !written(v) {
@@ -203,14 +215,10 @@ func (w *worker) refresh(ctx context.Context, sandbox *runtime.Pod, failed map[s
 		if ctx.Err() != nil {
 			return
 		}
-		if err == nil || errors.Is(err, errNotYet) {
-			delete(failed, v.Name)
-			continue
+		if errors.Is(err, errNotYet) {
+			err = nil
 		}
-		if failed[v.Name] != err.Error() {
-			failed[v.Name] = err.Error()
-			w.tell(true, "FailedMount", "Volume "+v.Name+" stays as it is: "+err.Error())
-		}
+		say("volume "+v.Name, "Volume "+v.Name+" stays as it is: ", err)
 	}
 }
 
@@ -250,23 +258,40 @@ func (w *worker) sandboxFailed(ctx context.Context, pod *corev1.Pod, err error) 
 	w.observed.SandboxFailure = &life.Failure{Reason: reason, Message: err.Error(), At: time.Now(), Count: count}
 	w.event(true, reason, message)
 	var missing *spec.MissingError
-	if errors.As(err, &missing) || apierrors.IsForbidden(err) {
-		w.do(ctx, "await", func() { w.awaitSources(ctx, pod) })
+	var certificate *certificateError
+	if errors.As(err, &missing) || errors.As(err, &certificate) || apierrors.IsForbidden(err) {
+		w.do(ctx, "await", func() { w.awaitSources(ctx, pod, err) })
 	}
 }
 
-// awaitSources lets a Pod try again as soon as what was missing is there.
-func (w *worker) awaitSources(ctx context.Context, pod *corev1.Pod) {
+// holdSources has changed called whenever an object that a Pod's volumes are made from is another than it was, until release is called.
+func (a *Agent) holdSources(pod *corev1.Pod, changed func()) (release func()) {
+	var all []func()
+	for _, s := range sourcesOf(pod) {
+		all = append(all, a.follower.Hold(s.key, changed))
+	}
+	bundles := false
+	bundlesOf(pod, func(string, *corev1.ClusterTrustBundleProjection) { bundles = true })
+	if bundles {
+		all = append(all, a.bundles.hold(changed))
+	}
+	return func() {
+		for _, release := range all {
+			release()
+		}
+	}
+}
+
+// awaitSources lets a Pod try again as soon as what was missing is there, or something else is wrong with its certificates.
+func (w *worker) awaitSources(ctx context.Context, pod *corev1.Pod, why error) {
 	changed := make(chan struct{}, 1)
 	list := sourcesOf(pod)
-	for _, s := range list {
-		defer w.agent.follower.Hold(s.key, func() {
-			select {
-			case changed <- struct{}{}:
-			default:
-			}
-		})()
-	}
+	defer w.agent.holdSources(pod, func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})()
 	check := time.NewTicker(time.Second)
 	defer check.Stop()
 	for {
@@ -282,11 +307,14 @@ func (w *worker) awaitSources(ctx context.Context, pod *corev1.Pod) {
 		if over {
 			return
 		}
-		ready := !slices.ContainsFunc(list, func(s source) bool {
+		missing := slices.ContainsFunc(list, func(s source) bool {
 			value, known := w.agent.follower.Get(s.key)
 			return !s.optional && (!known || value == nil)
 		})
-		if ready {
+		if missing || w.agent.bundles.check(ctx, pod) != nil {
+			continue
+		}
+		if err := w.certificates.ready(ctx, pod); err == nil || err.Error() != why.Error() {
 			w.mu.Lock()
 			w.observed.SandboxFailure = nil
 			w.mu.Unlock()
@@ -305,6 +333,6 @@ func (p *podTokens) known(t *corev1.ServiceAccountTokenProjection) bool {
 // volumesFrom is where a new Pod's volumes come from: what the API has now.
 func (w *worker) volumesFrom(objects spec.Objects) func([]netip.Addr) fileSources {
 	return func(addrs []netip.Addr) fileSources {
-		return fileSources{objects: objects, tokens: w.tokens, addrs: addrs}
+		return fileSources{objects: objects, tokens: w.tokens, certificates: w.certificates, addrs: addrs}
 	}
 }

@@ -40,6 +40,12 @@ func (w *worker) createSandbox(ctx context.Context, pod *corev1.Pod) {
 	err := w.attempt("create the sandbox", func() error {
 		err := checkSources(pod, objects)
 		if err == nil {
+			err = w.agent.bundles.check(ctx, pod)
+		}
+		if err == nil {
+			err = w.certificates.await(ctx, pod)
+		}
+		if err == nil {
 			sandbox, addrs, err = w.agent.sandbox(ctx, pod, w.volumesFrom(objects))
 		}
 		return err

@@ -198,9 +198,10 @@ type file struct {
 
 // fileSources is where the content of volumes comes from.
 type fileSources struct {
-	objects spec.Objects
-	tokens  *podTokens
-	addrs   []netip.Addr
+	objects      spec.Objects
+	tokens       *podTokens
+	certificates *podCertificates
+	addrs        []netip.Addr
 }
 
 // files are those of a volume, by their path in it.
@@ -218,7 +219,7 @@ func (a *Agent) files(ctx context.Context, pod *corev1.Pod, v *corev1.Volume, fr
 		return out, a.fromDownward(out, pod, v.DownwardAPI.Items, mode(v.DownwardAPI.DefaultMode), addrs)
 	}
 	m := mode(v.Projected.DefaultMode)
-	for _, s := range v.Projected.Sources {
+	for i, s := range v.Projected.Sources {
 		var err error
 		switch {
 		case s.ConfigMap != nil:
@@ -229,6 +230,13 @@ func (a *Agent) files(ctx context.Context, pod *corev1.Pod, v *corev1.Volume, fr
 			err = a.fromDownward(out, pod, s.DownwardAPI.Items, m, addrs)
 		case s.ServiceAccountToken != nil:
 			err = fromToken(ctx, out, pod, s.ServiceAccountToken, m, from.tokens)
+		case s.ClusterTrustBundle != nil:
+			err = fromBundles(ctx, out, s.ClusterTrustBundle, m, a.bundles)
+		case s.PodCertificate != nil:
+			var c *credential
+			if c, err = from.certificates.get(ctx, pod, certificateKey{v.Name, i}, s.PodCertificate); err == nil {
+				c.put(out, s.PodCertificate, secretMode(pod, m))
+			}
 		default:
 			err = fmt.Errorf("projected: has a source of a kind that this node does not have")
 		}
@@ -322,14 +330,19 @@ func fromToken(ctx context.Context, out map[string]file, pod *corev1.Pod, t *cor
 	if err != nil {
 		return fmt.Errorf("a token for ServiceAccount %s: %w", pod.Spec.ServiceAccountName, err)
 	}
-	// Only its user reads it, unless somebody else has to.
-	if s := pod.Spec.SecurityContext; s != nil && s.FSGroup != nil {
-		m = 0o640
-	} else if m == 0o644 && !anyUser(pod) {
-		m = 0o600
-	}
-	out[t.Path] = file{[]byte(text), m}
+	out[t.Path] = file{[]byte(text), secretMode(pod, m)}
 	return nil
+}
+
+// secretMode is the mode of a file with a secret of the Pod's own: only its user reads it, unless somebody else has to.
+func secretMode(pod *corev1.Pod, m os.FileMode) os.FileMode {
+	if s := pod.Spec.SecurityContext; s != nil && s.FSGroup != nil {
+		return 0o640
+	}
+	if m == 0o644 && !anyUser(pod) {
+		return 0o600
+	}
+	return m
 }
 
 // anyUser says whether some container runs as a user that is not root.

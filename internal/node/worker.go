@@ -47,6 +47,8 @@ type worker struct {
 	evict    *life.Rejection               // why the Pod has to go
 	refused  *life.Rejection               // why it was never started: its ports of the node are taken, or the disk is full
 	tokens   *podTokens
+
+	certificates *podCertificates
 	// stopVolumes ends, and volumesChanged wakes, what keeps the volumes' files up to date; nil: nothing does.
 	stopVolumes    context.CancelFunc
 	volumesChanged func()
@@ -76,7 +78,7 @@ type sandboxMeta struct{ Namespace, Name string }
 func newWorker(a *Agent, pod *corev1.Pod, found *runtime.Pod) *worker {
 	w := &worker{
 		agent: a, found: found, life: life.New(), wake: make(chan struct{}, 1), pod: pod, statuses: map[string]*shim.Status{}, busy: map[string]bool{}, panics: map[string]int{},
-		signals: map[string]syscall.Signal{}, probes: map[life.Probe]context.CancelFunc{}, tokens: newPodTokens(a.Client),
+		signals: map[string]syscall.Signal{}, probes: map[life.Probe]context.CancelFunc{}, tokens: newPodTokens(a.Client), certificates: newPodCertificates(a.Client, a.Name),
 		observed: life.Observed{Failures: map[string]*life.Failure{}, Probes: map[life.Probe]life.ProbeResult{}, Hooks: map[life.Hook]life.HookResult{}},
 	}
 	w.writer.last, w.writer.written = pod.Status.DeepCopy(), pod.Status.DeepCopy()
