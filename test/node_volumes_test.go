@@ -258,6 +258,67 @@ func TestNodeCertificates(t *testing.T) {
 	m.nothingLeft(t)
 }
 
+// envFilePod has variables from files that its init container writes, in memory and on the disk.
+const envFilePod = `apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  nodeName: NODE
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  volumes: [{name: disk, emptyDir: {}}, {name: memory, emptyDir: {medium: Memory}}]
+  initContainers:
+  - name: writes
+    image: host
+    command: [sh, -c, "echo \"A='one' # first\" >/disk/env; echo \"B='two\nlines'\" >/memory/env; ln -s /etc/hostname /disk/link"]
+    volumeMounts: [{name: disk, mountPath: /disk}, {name: memory, mountPath: /memory}]
+  containers:
+  - name: c
+    image: host
+    command: [sh, -c, 'printf "%s,%s,%s" "$A" "$B" "${C-unset}" >/dev/termination-log']
+    env:
+    - {name: A, valueFrom: {fileKeyRef: {volumeName: disk, path: PATH, key: A}}}
+    - {name: B, valueFrom: {fileKeyRef: {volumeName: memory, path: env, key: B}}}
+    - {name: C, valueFrom: {fileKeyRef: {volumeName: memory, path: none, key: C, optional: true}}}
+`
+
+// TestNodeEnvFiles: containers get variables from files that others wrote, and don't start where one is missing or leads elsewhere.
+func TestNodeEnvFiles(t *testing.T) {
+	t.Parallel()
+	m := newPodMachine(t, "envfiles")
+	for name, path := range map[string]string{"good": "env", "missing": "none", "link": "link"} {
+		m.kubectl(t, strings.NewReplacer("NAME", name, "NODE", m.name, "PATH", path).Replace(envFilePod), "apply")
+	}
+	good := m.pod(t, "good", 30*time.Second, func(p *corev1.Pod) string {
+		if p.Status.Phase != corev1.PodSucceeded {
+			return "it has not ended"
+		}
+		return ""
+	})
+	if got := good.Status.ContainerStatuses[0].State.Terminated.Message; got != "one,two\nlines,unset" {
+		t.Errorf("variables: %q", got)
+	}
+	for name, want := range map[string]string{"missing": `"none" not found`, "link": "escapes"} {
+		p := m.pod(t, name, 30*time.Second, func(p *corev1.Pod) string {
+			if len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].State.Waiting != nil && p.Status.ContainerStatuses[0].State.Waiting.Reason == "CreateContainerConfigError" {
+				return ""
+			}
+			return "its container is not refused"
+		})
+		if message := p.Status.ContainerStatuses[0].State.Waiting.Message; !strings.Contains(message, "env A: ") || !strings.Contains(message, want) {
+			t.Errorf("%s: %q", name, message)
+		}
+		eventually(t, 20*time.Second, "an event about "+name, func() string {
+			if list := fmt.Sprint(m.events(t, name, "Failed")); !strings.Contains(list, want) {
+				return list
+			}
+			return ""
+		})
+	}
+	m.kubectl(t, "", "delete", "pod", "--all")
+	m.nothingLeft(t)
+}
+
 // TestNodeEviction: Pods that take more of the disk than they may are ended, and what they took is free again.
 func TestNodeEviction(t *testing.T) {
 	t.Parallel()

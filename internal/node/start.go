@@ -247,6 +247,7 @@ func (a *Agent) containerConfig(ctx context.Context, pod *corev1.Pod, c *corev1.
 	}
 	facts := spec.Facts{
 		PodIPs: addrs, HostIPs: a.NodeIPs, Allocatable: a.host.capacity, Services: serviceenv.ForPod(a.intentServices(), pod.Namespace, links), Hostname: hostname,
+		File: a.envFiles(pod, sandbox),
 	}
 	env, vars, err := spec.Env(pod, c, img.Config.Env, facts, a.objects(ctx, pod.Namespace))
 	if err != nil {

@@ -36,6 +36,8 @@ type Facts struct {
 	Services        []serviceenv.Var
 	// Hostname is the Pod's.
 	Hostname string
+	// File reads a file in a volume. A missing one is a MissingError.
+	File func(volume, path string) (string, error)
 }
 
 // Env is a container's environment: that of its image, of Services, and its own, where a later value replaces an earlier one. vars are those
@@ -172,6 +174,8 @@ func valueOf(pod *corev1.Pod, c *corev1.Container, v corev1.EnvVar, f Facts, obj
 			return "", false, nil
 		}
 		return "", false, err
+	case from.FileKeyRef != nil:
+		return fromFile(from.FileKeyRef, f)
 	}
 	return "", false, errors.New("valueFrom: is of a kind that this node does not know")
 }
