@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -148,8 +149,11 @@ func TestResumesWithoutLists(t *testing.T) {
 	watched := map[string]bool{}
 	for _, e := range readEvents(t, log)[before:] {
 		switch {
+		case strings.Contains(e.RequestURI, "no-object"): // it asks whether the server knows the version, and gets no objects
 		case e.Verb == "list", strings.Contains(e.RequestURI, "sendInitialEvents=true"):
 			t.Errorf("%s listed anew: %s", e.User.Username, e.RequestURI)
+		case e.ResponseStatus != nil && e.ResponseStatus.Code == http.StatusForbidden && strings.Contains(e.RequestURI, "watch=true"):
+			t.Errorf("%s was told that it may not: %s", e.User.Username, e.RequestURI)
 		case e.Verb == "watch":
 			watched[e.User.Username] = true
 		}

@@ -65,6 +65,7 @@ type Server struct {
 	certs     *certificates
 	// access decides what users may do: by roles and bindings, and for nodes by the Pods that are on them.
 	access   *authz.Access
+	known    chan struct{} // closed when roles and nodes have been read
 	roles    *rbac.Index
 	nodes    *nodes.Graph
 	defaults *policy.Policy
@@ -124,7 +125,7 @@ func New(ctx context.Context, opts Options) (_ *Server, err error) {
 	registerMetrics()
 	pod.AllowPrivileged(c.AllowPrivileged)
 	aggregation.RegisterMetrics()
-	s := &Server{opts: c, roles: rbac.NewIndex(), nodes: nodes.NewGraph(), systemErrs: map[string]string{}, resolver: &serviceResolver{}, evictions: disruption.NewEvictions()}
+	s := &Server{opts: c, roles: rbac.NewIndex(), nodes: nodes.NewGraph(), known: make(chan struct{}), systemErrs: map[string]string{}, resolver: &serviceResolver{}, evictions: disruption.NewEvictions()}
 	s.load = &loadMeter{report: c.OnLoad}
 	if c.OnLoad == nil {
 		s.load.report = func(Load) {}

@@ -149,7 +149,7 @@ func (s *Server) secure(config *genericserver.Config) error {
 		return err
 	}
 	s.access, err = authz.NewAccess(s.opts.AuthorizationModes, authz.Authorizer{Index: s.roles},
-		nodes.Authorizer{Graph: s.nodes, Rules: s.defaults.Rules("system:node")})
+		nodes.Authorizer{Graph: s.nodes, Rules: s.defaults.Rules("system:node")}, s.known)
 	if err != nil {
 		return err
 	}

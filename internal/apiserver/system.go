@@ -121,6 +121,7 @@ func endpointsOf(m *serverEndpoints) []ensure.Object {
 // bootstrap follows the ranges and creates the system objects before the server is ready, as far as that is possible: no
 // failure here may keep the server from serving, because serving is what the administrator needs to mend it.
 func (s *Server) bootstrap(hook genericserver.PostStartHookContext) error {
+	defer close(s.known)
 	first, cancel := context.WithTimeout(hook, firstPassTimeout)
 	defer cancel()
 	if err := authz.Follow(s.factory, s.roles); err != nil {

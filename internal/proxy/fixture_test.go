@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,8 +34,8 @@ type kernel struct {
 	fail     error // of the next Apply, and cleared by it
 	refuse   map[plan.FrontendKey]error
 	lost     bool // somebody flushed it
-	cleaned  int
-	stuck    int // so many Cleanups fail
+	cleaned  atomic.Int64
+	stuck    int64 // so many Cleanups fail
 	deltas   []*plan.Delta
 	at       []time.Time
 	held     map[plan.FrontendKey]*plan.Frontend
@@ -49,7 +50,7 @@ func (k *kernel) Name() string                                  { return k.name 
 func (k *kernel) Probe(context.Context, []intent.Family) error  { return k.probe }
 func (k *kernel) Open(context.Context) (backend.Backend, error) { return k, nil }
 func (k *kernel) Cleanup(context.Context) error {
-	if k.cleaned++; k.cleaned <= k.stuck {
+	if k.cleaned.Add(1) <= k.stuck {
 		return errors.New("another process has the lock")
 	}
 	return nil
@@ -170,10 +171,10 @@ type checks struct {
 	followed
 	refused map[intent.Key]bool
 	notes   map[intent.Key][]string
-	planned []*plan.HealthCheck
+	planned atomic.Pointer[[]*plan.HealthCheck]
 }
 
-func (f *checks) Planned(c []*plan.HealthCheck, _ *plan.Facts) { f.planned = c }
+func (f *checks) Planned(c []*plan.HealthCheck, _ *plan.Facts) { f.planned.Store(&c) }
 
 func (f *checks) Acknowledged(c []plan.ServiceChange, _ *plan.Facts, refused map[intent.Key]bool) {
 	f.note(c)

@@ -117,7 +117,7 @@ func TestPlannedChecks(t *testing.T) {
 		}
 		expect := func(name string, acknowledged int) {
 			w.Helper()
-			if got := w.checks.planned; len(got) != 1 || got[0].Service.Name != name || w.checks.changes != acknowledged {
+			if got := *w.checks.planned.Load(); len(got) != 1 || got[0].Service.Name != name || w.checks.changes != acknowledged {
 				w.Errorf("planned %v, %d acknowledged; want %s and %d", got, w.checks.changes, name, acknowledged)
 			}
 		}

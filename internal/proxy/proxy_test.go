@@ -371,12 +371,12 @@ func TestCleansOthers(t *testing.T) {
 	other := &kernel{name: "iptables"}
 	in(t, func(o *Options) { o.Modes = append(o.Modes, other) }, func(w *world) {
 		w.settle()
-		if other.cleaned != 0 {
+		if other.cleaned.Load() != 0 {
 			w.Error("cleaned before serving")
 		}
 		w.listed()
-		if other.cleaned != 1 || w.kernel.cleaned != 0 {
-			w.Errorf("the other was cleaned %d times, this one %d", other.cleaned, w.kernel.cleaned)
+		if other.cleaned.Load() != 1 || w.kernel.cleaned.Load() != 0 {
+			w.Errorf("the other was cleaned %d times, this one %d", other.cleaned.Load(), w.kernel.cleaned.Load())
 		}
 	})
 }
@@ -390,12 +390,12 @@ func TestCleansOthersUntilDone(t *testing.T) {
 		o.Log = slog.New(slog.NewTextHandler(&log, nil))
 	}, func(w *world) {
 		w.listed()
-		if stuck.cleaned != 1 {
-			w.Errorf("cleaned %d times at once", stuck.cleaned)
+		if stuck.cleaned.Load() != 1 {
+			w.Errorf("cleaned %d times at once", stuck.cleaned.Load())
 		}
 		w.after(time.Hour)
-		if stuck.cleaned != 6 || other.cleaned != 1 {
-			w.Errorf("cleaned %d times, and the other one %d: want 6 and 1", stuck.cleaned, other.cleaned)
+		if stuck.cleaned.Load() != 6 || other.cleaned.Load() != 1 {
+			w.Errorf("cleaned %d times, and the other one %d: want 6 and 1", stuck.cleaned.Load(), other.cleaned.Load())
 		}
 	})
 	if text := log.String(); strings.Count(text, "could not remove the rules of another proxy mode") != 1 || strings.Count(text, "removed the rules of another proxy mode") != 1 {
@@ -406,8 +406,8 @@ func TestCleansOthersUntilDone(t *testing.T) {
 	in(t, func(o *Options) { o.Modes = append(o.Modes, forever) }, func(w *world) {
 		w.listed()
 		w.after(time.Minute)
-		if forever.cleaned < 5 || forever.cleaned > 20 {
-			w.Errorf("cleaned %d times in a minute", forever.cleaned)
+		if forever.cleaned.Load() < 5 || forever.cleaned.Load() > 20 {
+			w.Errorf("cleaned %d times in a minute", forever.cleaned.Load())
 		}
 	})
 }

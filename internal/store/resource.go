@@ -115,11 +115,22 @@ type checked struct {
 	store *Store
 	// below is the storage without the cache.
 	below storage.Interface
+	past  *rewound
+}
+
+func (c checked) Get(ctx context.Context, key string, opts storage.GetOptions, into runtime.Object) error {
+	if err := c.past.wait(ctx); err != nil {
+		return err
+	}
+	return c.Interface.Get(ctx, key, opts, into)
 }
 
 // GetList lists. A cache that can't be filled because an object is damaged says so with "try again"; trying again does not
 // help, and the storage itself names every such object.
 func (c checked) GetList(ctx context.Context, key string, opts storage.ListOptions, list runtime.Object) error {
+	if err := c.past.wait(ctx); err != nil {
+		return err
+	}
 	err := c.Interface.GetList(ctx, key, opts, list)
 	if apierrors.IsTooManyRequests(err) && strings.Contains(err.Error(), "corrupt object") {
 		return c.below.GetList(ctx, key, opts, list)
@@ -128,6 +139,9 @@ func (c checked) GetList(ctx context.Context, key string, opts storage.ListOptio
 }
 
 func (c checked) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
+	if err := c.past.wait(ctx); err != nil {
+		return nil, err
+	}
 	if err := c.store.checkRevision(ctx, opts.ResourceVersion); err != nil {
 		return nil, err
 	}

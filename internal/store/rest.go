@@ -145,8 +145,9 @@ func (o *RESTOptions) decorate(config *storagebackend.ConfigForResource, prefix 
 			raw.Close()
 		}), nil
 	}
+	before := rewind(below, o.Store)
 	c, err := cacher.NewCacherFromConfig(cacher.Config{
-		Storage:             below,
+		Storage:             before,
 		Versioner:           versioner,
 		GroupResource:       config.GroupResource,
 		EventsHistoryWindow: config.EventsHistoryWindow,
@@ -160,11 +161,14 @@ func (o *RESTOptions) decorate(config *storagebackend.ConfigForResource, prefix 
 		Codec:               config.Codec,
 	})
 	if err != nil {
+		before.end()
 		raw.Close()
 		return nil, nil, err
 	}
 	delegator := cacher.NewCacheDelegator(c, below)
-	return checked{delegator, o.Store, below}, sync.OnceFunc(func() {
+	before.fills(c)
+	return checked{delegator, o.Store, below, before}, sync.OnceFunc(func() {
+		before.end()
 		delegator.Stop()
 		c.Stop()
 		direct.close()

@@ -42,6 +42,7 @@ type Store struct {
 	embedded   *embedded
 	revisions  *revisions
 	space      *space
+	past       past
 	// background is what runs until Close.
 	background sync.WaitGroup
 	stop       context.CancelFunc
@@ -56,6 +57,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	}
 	// Before anybody writes: an alarm from before a restart with a higher quota goes here.
 	s.space.look(ctx, 0)
+	s.past = findPast(ctx, s.client.Client)
 	compactor := etcd3.NewCompactor(s.client.Client, opts.CompactionInterval, clock.RealClock{}, nil)
 	s.compactor, s.compaction = compactor, compactor
 	background, stop := context.WithCancel(context.Background())

@@ -1,6 +1,7 @@
 package authz
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,10 +42,45 @@ func ValidateModes(modes []string) error {
 type Access struct {
 	authorizer.Authorizer
 	authorizer.RuleResolver
+	known <-chan struct{}
 }
 
-// NewAccess puts the authorizers of the modes in order.
-func NewAccess(modes []string, roles Authorizer, node nodes.Authorizer) (*Access, error) {
+// Authorize waits before it refuses, until what there is to know is known: clients that come back to a server that has just started
+// would be told that they may not do what they may.
+func (a *Access) Authorize(ctx context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
+	decision, reason, err := a.Authorizer.Authorize(ctx, attrs)
+	if decision != authorizer.DecisionAllow && a.learned(ctx) {
+		return a.Authorizer.Authorize(ctx, attrs)
+	}
+	return decision, reason, err
+}
+
+// ConditionsAwareAuthorize is Authorize for callers that know of conditions.
+func (a *Access) ConditionsAwareAuthorize(ctx context.Context, attrs authorizer.Attributes) authorizer.ConditionsAwareDecision {
+	decision := a.Authorizer.ConditionsAwareAuthorize(ctx, attrs)
+	if !decision.IsAllow() && a.learned(ctx) {
+		return a.Authorizer.ConditionsAwareAuthorize(ctx, attrs)
+	}
+	return decision
+}
+
+// learned waits for what is not known yet, and says whether it is now. If all was known before, it is false: there is nothing new.
+func (a *Access) learned(ctx context.Context) bool {
+	select {
+	case <-a.known:
+		return false
+	default:
+	}
+	select {
+	case <-a.known:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// NewAccess puts the authorizers of the modes in order. known is closed when roles and nodes have been read.
+func NewAccess(modes []string, roles Authorizer, node nodes.Authorizer, known <-chan struct{}) (*Access, error) {
 	if err := ValidateModes(modes); err != nil {
 		return nil, err
 	}
@@ -65,5 +101,5 @@ func NewAccess(modes []string, roles Authorizer, node nodes.Authorizer) (*Access
 	if err != nil {
 		return nil, err
 	}
-	return &Access{all, union.NewRuleResolvers(rules...)}, nil
+	return &Access{all, union.NewRuleResolvers(rules...), known}, nil
 }
