@@ -69,7 +69,7 @@ func (l *listener) beginPlain(fd int, from netip.AddrPort, state *listenerState,
 		conn conn
 		link link
 		info ConnInfo
-	}{conn: conn{listener: l, client: from}}
+	}{conn: conn{listener: l, generation: state.generation, client: from}}
 	c := &all.conn
 	c.last.Store(now.UnixNano())
 	if !l.admit(c, state.cfg.Limits) {

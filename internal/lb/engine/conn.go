@@ -38,6 +38,7 @@ type Record struct {
 const (
 	endIdle      = "idle timeout"
 	endDrained   = "endpoint left"
+	endChanged   = "listener changed"
 	endStopped   = "balancer stopped"
 	endReset     = "reset"
 	endHandshake = "tls handshake failed"
@@ -49,11 +50,12 @@ const (
 
 // conn is a client's connection.
 type conn struct {
-	listener *listener
-	raw      *net.TCPConn // nil if the descriptor is a link's
-	client   netip.AddrPort
-	counted  netip.Addr // whose connection it counts as: the peer's, whatever a PROXY header says
-	last     atomic.Int64
+	listener   *listener
+	generation *generation
+	raw        *net.TCPConn // nil if the descriptor is a link's
+	client     netip.AddrPort
+	counted    netip.Addr // whose connection it counts as: the peer's, whatever a PROXY header says
+	last       atomic.Int64
 
 	// Those of passed connections.
 	relay *relay
@@ -73,7 +75,7 @@ func (c *conn) serve(state *listenerState) {
 	cfg := state.cfg
 	info := &ConnInfo{
 		Client: c.client, Local: localOf(c.raw),
-		Listener: func() *config.Listener { return c.listener.state.Load().cfg }, Site: func() any { return c.listener.state.Load().site },
+		Listener: func() *config.Listener { return c.generation.state.Load().cfg }, Site: func() any { return c.generation.state.Load().site },
 	}
 	timeout := cfg.Limits.HeaderTimeout
 	if timeout <= 0 {
@@ -130,7 +132,7 @@ func (c *conn) web(client net.Conn, info *ConnInfo) {
 		}
 		return p.dial.Load().tls, p.dial.Load().err
 	}
-	e.options.Web(c.listener.web, client, info, func() {
+	e.options.Web(c.generation.web, client, info, func() {
 		_ = client.Close()
 		c.finish()
 	})

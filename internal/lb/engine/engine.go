@@ -49,7 +49,8 @@ type Options struct {
 
 // ConnInfo is what Web gets with a connection.
 type ConnInfo struct {
-	// Listener is its configuration as it is at present, and Site what Options.Site made of that.
+	// Listener is its configuration as it is at present, and Site what Options.Site made of that. If the listener speaks another protocol now, they are the
+	// last ones of the one before.
 	Listener func() *config.Listener
 	Site     func() any
 	// Client and Local are the connection's ends, or what a trusted PROXY header says.
@@ -145,7 +146,8 @@ func (e *ApplyError) Error() string {
 }
 
 // Apply makes a configuration the one in force. Listeners that can't be carried out keep what they did before, if they did anything, and
-// are in the ApplyError. Open connections stay: those to endpoints that are gone for the pool's draining time. The configuration is the
+// are in the ApplyError. Open connections stay: those to endpoints that are gone, and those
+// of listeners that speak other protocols now, for the pool's draining time. The configuration is the
 // engine's from then on: nobody may change it.
 func (e *Engine) Apply(c config.Config) error {
 	e.mu.Lock()
@@ -257,7 +259,7 @@ func (e *Engine) applyListener(cfg *config.Listener, pools map[string]*pool) err
 	if l != nil {
 		state, err := e.newState(l.state.Load(), cfg)
 		if err == nil {
-			l.state.Store(state)
+			l.set(state, pools)
 		}
 		return err
 	}
@@ -269,7 +271,7 @@ func (e *Engine) applyListener(cfg *config.Listener, pools map[string]*pool) err
 	if err != nil {
 		return err
 	}
-	l = newListener(e, socket, state)
+	l = newListener(e, socket, state, pools)
 	e.listeners[cfg.Address] = l
 	e.tasks.Go(l.accept)
 	return nil

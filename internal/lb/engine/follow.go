@@ -7,8 +7,8 @@ import (
 	"portal/internal/lb/config"
 )
 
-// Follow has an engine that accepts nothing more learn of a configuration that another one carries out: connections end if their endpoints leave,
-// and have new idle and draining times. It chooses no endpoints any more, so it checks none.
+// Follow has an engine that accepts nothing more learn of a configuration that another one carries out: connections end if their endpoints leave
+// or their listener speaks another protocol, and have new idle and draining times. It chooses no endpoints any more, so it checks none.
 func (e *Engine) Follow(c config.Config) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -30,6 +30,9 @@ func (e *Engine) Follow(c config.Config) error {
 		l := e.listeners[c.Listeners[i].Address]
 		if l == nil {
 			continue
+		}
+		if l.state.Load().generation.speaks != protocolsOf(&c.Listeners[i], *e.pools.Load()) {
+			l.end(l.state.Load().generation, *e.pools.Load())
 		}
 		state := *l.state.Load()
 		if state.idle = c.Listeners[i].IdleTimeout; state.idle <= 0 {

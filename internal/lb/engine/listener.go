@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -24,9 +23,6 @@ type listener struct {
 	engine *Engine
 	socket *net.TCPListener
 	state  atomic.Pointer[listenerState]
-	// web ends when requests on open connections are to be the last ones.
-	web     context.Context
-	stopWeb context.CancelFunc
 
 	counters listenerCounters
 
@@ -45,6 +41,8 @@ type listenerState struct {
 	tls   *tls.Config
 	certs []*certificate // what tls was made of
 	idle  time.Duration
+	// generation is the same as long as the listener speaks the same protocols.
+	generation *generation
 }
 
 type listenerCounters struct {
@@ -53,10 +51,9 @@ type listenerCounters struct {
 	bytesIn, bytesOut                                                                           atomic.Uint64
 }
 
-func newListener(e *Engine, socket *net.TCPListener, state *listenerState) *listener {
+func newListener(e *Engine, socket *net.TCPListener, state *listenerState, pools map[string]*pool) *listener {
 	l := &listener{engine: e, socket: socket, clients: map[netip.Addr]int{}}
-	l.web, l.stopWeb = context.WithCancel(e.ctx)
-	l.state.Store(state)
+	l.set(state, pools)
 	return l
 }
 
@@ -220,7 +217,7 @@ func (l *listener) closeSocket() {
 func (l *listener) begin(raw *net.TCPConn) {
 	state := l.state.Load()
 	from, _ := raw.RemoteAddr().(*net.TCPAddr)
-	c := &conn{listener: l, raw: raw, client: unmapped(from.AddrPort())}
+	c := &conn{listener: l, generation: state.generation, raw: raw, client: unmapped(from.AddrPort())}
 	c.last.Store(time.Now().UnixNano())
 	if !l.admit(c, state.cfg.Limits) {
 		reset(raw)
@@ -292,7 +289,7 @@ func (l *listener) ended(c *conn) {
 
 // stop accepts no more, and asks for the end of connections with requests. Others end when their endpoints have left the pool.
 func (l *listener) stop() {
-	l.stopWeb() // first, so that whoever sees that nobody is accepted any more gets its answer as the last one
+	l.state.Load().generation.stopWeb() // first, so that whoever sees that nobody is accepted any more gets its answer as the last one
 	l.closeSocket()
 }
 

@@ -103,7 +103,7 @@ func (r *registry) closeAll() {
 // would have to be set again with every packet.
 const sweepInterval = 250 * time.Millisecond
 
-// sweep closes connections that are idle, or whose endpoint left long enough ago.
+// sweep closes connections that are idle, or whose endpoint left or listener changed long enough ago.
 func (e *Engine) sweep() {
 	tick := time.NewTicker(sweepInterval)
 	defer tick.Stop()
@@ -152,12 +152,18 @@ func (c *conn) connecting() *link {
 	return c.link
 }
 
-// due says why the connection's time has come, if it has. Those with requests are looked after by who reads these.
+// due says why the connection's time has come, if it has. The idle times and endpoints of those with requests are looked after by who reads these.
 func (c *conn) due(now time.Time) string {
 	c.mu.Lock()
 	r, closed := c.relay, c.closed
 	c.mu.Unlock()
-	if r == nil || closed {
+	if closed {
+		return ""
+	}
+	if until := c.generation.until.Load(); until != 0 && now.UnixNano() >= until {
+		return endChanged
+	}
+	if r == nil {
 		return ""
 	}
 	if now.UnixNano()-c.last.Load() >= int64(c.listener.state.Load().idle) {

@@ -72,15 +72,8 @@ func Record(r *engine.Record) *accesslog.Record {
 // Web serves a connection: it is the engine's Options.Web.
 func (s *Server) Web(ctx context.Context, c net.Conn, info *engine.ConnInfo, ended func()) {
 	l := info.Listener()
-	// A listener that is passed on as bytes now has none: there is nothing to be had over connections from before.
-	none := &Site{Listener: l, Routes: &route.Table{}}
 	s.Serve(ctx, c, Info{
-		Site: func() *Site {
-			if site, is := info.Site().(*Site); is {
-				return site
-			}
-			return none
-		},
+		Site: func() *Site { return info.Site().(*Site) },
 		Pool: info.Pool, Client: info.Client, Local: info.Local, TLS: info.TLS,
 		// A PROXY header says whose fields these are; they are believed if that is a proxy, too.
 		Trusted: slices.ContainsFunc(l.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(info.Client.Addr()) }),

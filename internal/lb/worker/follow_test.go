@@ -92,3 +92,28 @@ func isTimeout(err error) bool {
 	e, ok := err.(net.Error)
 	return ok && e.Timeout()
 }
+
+// TestReplacedFollowsProtocols: connections of a worker that was replaced end after their draining time if the listener speaks another protocol now.
+func TestReplacedFollowsProtocols(t *testing.T) {
+	dir := folderFor(t)
+	at, endpoints := [2]netip.AddrPort{unused(t), unused(t)}, [2]netip.AddrPort{echo(t), echo(t)}
+	first := ensure(t, dir, "first")
+	if err := first.Apply(t.Context(), twoListeners(at, endpoints)); err != nil {
+		t.Fatal(err)
+	}
+	changes, stays := speaking(t, at[0]), speaking(t, at[1])
+	second := ensure(t, dir, "second")
+	<-first.Gone()
+	next := twoListeners(at, endpoints)
+	next.Listeners[0].TrustedProxies = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+	if err := second.Apply(t.Context(), next); err != nil {
+		t.Fatal(err)
+	}
+	_ = changes.SetReadDeadline(time.Now().Add(patience))
+	if n, err := changes.Read(make([]byte, 1)); err == nil || n > 0 || isTimeout(err) {
+		t.Errorf("the listener has another protocol, and the connection has %d bytes, %v", n, err)
+	}
+	if err := speak(stays); err != nil {
+		t.Errorf("a connection of a listener that stays: %v", err)
+	}
+}
