@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -289,6 +290,55 @@ func TestTransfer(t *testing.T) {
 	}
 	if m := ask(t, closed, "tcp", "cluster.local.", dns.TypeAXFR); m.Rcode != dns.RcodeRefused {
 		t.Errorf("a transfer to nobody: %v", dns.RcodeToString[m.Rcode])
+	}
+}
+
+// TestTransferEndsAtNestedZones: of a zone that is served by itself, a transfer of the one above has the delegation and its addresses, and nothing else.
+func TestTransferEndsAtNestedZones(t *testing.T) {
+	o := Options{AllowTransfer: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+	o.Zone.Zones = []string{"cluster.local", "b.cluster.local", "deep.b.cluster.local"}
+	o.Zone.Reverse = []string{"in-addr.arpa", "10.in-addr.arpa"}
+	o.Zone.Servers = []netip.Addr{netip.MustParseAddr("192.0.2.53"), netip.MustParseAddr("2001:db8::53")}
+	_, server := started(t, small(), o)
+	for zone, nested := range map[string][]string{
+		"cluster.local.": {"b.cluster.local."}, "b.cluster.local.": {"deep.b.cluster.local."}, "deep.b.cluster.local.": nil,
+		"in-addr.arpa.": {"10.in-addr.arpa."}, "10.in-addr.arpa.": nil,
+	} {
+		request := new(dns.Msg)
+		request.SetAxfr(zone)
+		ch, err := new(dns.Transfer).In(request, server)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, below := map[string]int{}, 0
+		for env := range ch {
+			if env.Error != nil {
+				t.Fatal(env.Error)
+			}
+			for _, rr := range env.RR {
+				name, kind := rr.Header().Name, dns.TypeToString[rr.Header().Rrtype]
+				if got[name+" "+kind]++; slices.ContainsFunc(nested, func(n string) bool { return dns.IsSubDomain(n, name) }) {
+					below++
+				}
+			}
+		}
+		for _, want := range append(nested, zone) {
+			for _, record := range []string{want + " NS", "ns.dns." + want + " A", "ns.dns." + want + " AAAA"} {
+				if got[record] != 1 {
+					t.Errorf("%s: %d records %s, want 1", zone, got[record], record)
+				}
+			}
+		}
+		own, wanted := "web.shop.svc."+zone+" A", 1
+		if strings.HasSuffix(zone, "in-addr.arpa.") {
+			own, wanted = "10.0.96.10.in-addr.arpa. PTR", strings.Count(zone, "10.")
+		}
+		if got[own] != wanted {
+			t.Errorf("%s: %d records %s", zone, got[own], own)
+		}
+		if below != 3*len(nested) || got[zone+" SOA"] != 2 {
+			t.Errorf("%s: %d records of nested zones, want %d: %v", zone, below, 3*len(nested), got)
+		}
 	}
 }
 

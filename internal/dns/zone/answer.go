@@ -226,7 +226,7 @@ func (z *Zones) appendSOA(b []byte, at int) []byte {
 	p := 0xC000 | uint16(at)
 	ttl := min(z.opts.TTL, 300)
 	b = appendRR(b, p, wire.TypeSOA, ttl, 9+13+20)
-	b = binary.BigEndian.AppendUint16(append(b, "\x02ns\x03dns"...), p)
+	b = binary.BigEndian.AppendUint16(append(b, nameServer...), p)
 	b = binary.BigEndian.AppendUint16(append(b, "\x0ahostmaster"...), p)
 	b = binary.BigEndian.AppendUint32(b, z.serial.Load())
 	for _, v := range [...]uint32{7200, 1800, 86400, z.opts.TTL} {

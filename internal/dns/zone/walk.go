@@ -4,10 +4,16 @@ import (
 	"portal/internal/dns/wire"
 )
 
-// Walk calls do with a message for each set of records in a zone except SOA: for a transfer.
+// Walk calls do with a message for each set of records in a zone except SOA: for a transfer. Of a zone within it that is served by itself, only the
+// delegation is among them (RFC 5936, section 2.2).
 func (z *Zones) Walk(origin string, do func(message []byte) error) (err error) {
 	z.each(func(n *Name) bool {
-		if !within(n.owner, origin) {
+		if of := z.zoneOf(n.owner); of != origin {
+			for _, s := range z.delegation(origin, of, n) {
+				if err = do(n.message(s.typ, s)); err != nil {
+					return false
+				}
+			}
 			return true
 		}
 		for _, s := range n.all() {
@@ -24,6 +30,30 @@ func (z *Zones) Walk(origin string, do func(message []byte) error) (err error) {
 		return true
 	})
 	return err
+}
+
+// zoneOf is the longest zone that a name is in, empty for none.
+func (z *Zones) zoneOf(name string) (found string) {
+	for _, g := range z.origins {
+		if len(g.wire) > len(found) && within(name, g.wire) {
+			found = g.wire
+		}
+	}
+	return found
+}
+
+// delegation is what a zone has of a name in another one: where that is the next below it, the name servers of its apex and their addresses.
+func (z *Zones) delegation(origin, of string, n *Name) (out []set) {
+	if of == "" || z.zoneOf(of[1+int(of[0]):]) != origin {
+		return nil
+	}
+	for _, s := range n.all() {
+		address := s.typ == wire.TypeA || s.typ == wire.TypeAAAA
+		if n.owner == of && s.typ == wire.TypeNS || n.owner == nameServer+of && address {
+			out = append(out, s)
+		}
+	}
+	return out
 }
 
 // each calls do with every name and its records until it returns false.

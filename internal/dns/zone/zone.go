@@ -123,6 +123,9 @@ func (z *Zones) touch(now time.Time) {
 	z.serial.Store(max(z.serial.Load()+1, uint32(now.Unix())))
 }
 
+// nameServer is the name of the server itself, below each zone.
+const nameServer = "\x02ns\x03dns"
+
 // addFixed adds the names that every zone has.
 func (z *Zones) addFixed(g origin) {
 	apex := &Name{owner: g.wire, kind: bare}
@@ -136,7 +139,7 @@ func (z *Zones) addFixed(g origin) {
 	z.put(version)
 	z.put(&Name{owner: "\x03svc" + g.wire, kind: bare})
 	z.put(&Name{owner: "\x03pod" + g.wire, kind: bare})
-	ns := &Name{owner: "\x02ns\x03dns" + g.wire, kind: server}
+	ns := &Name{owner: nameServer + g.wire, kind: server}
 	var records []record
 	for _, a := range z.opts.Servers {
 		records = append(records, record{addr: a, port: -1})
@@ -148,7 +151,7 @@ func (z *Zones) addFixed(g origin) {
 // serverSet is the zone's NS record with the server's addresses.
 func (z *Zones) serverSet(g origin) set {
 	s := set{typ: wire.TypeNS, an: 1}
-	s.data = append(appendRR(nil, toQuestion, wire.TypeNS, z.opts.TTL, 9), "\x02ns\x03dns"...)
+	s.data = append(appendRR(nil, toQuestion, wire.TypeNS, z.opts.TTL, len(nameServer)+2), nameServer...)
 	at := wire.HeaderLen + len(g.wire) + 4 + 12
 	s.data = binary.BigEndian.AppendUint16(s.data, toQuestion)
 	for _, a := range z.opts.Servers {
