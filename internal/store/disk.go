@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -13,14 +14,13 @@ import (
 )
 
 // disk keeps the embedded etcd from meeting a full file system, which ends it: a commit, the next segment of its log or a snapshot that
-// can't be written is fatal to etcd. While less than diskReserve is free, writes are refused as they are at the quota, and the blocks that
-// the database needs next are allocated beforehand, so that deletions and compaction still work when others have used up what was left.
+// can't be written is fatal to etcd. While less than diskReserve or fewer than inodeReserve are free, writes are refused as they are at the quota,
+// and the blocks that the database needs next are allocated beforehand, so that deletions and compaction still work when others have used up
+// what was left.
 type disk struct {
 	dir string
 	// secured is the size of the database for which blocks were last allocated.
 	secured atomic.Int64
-	// room overrides what the file system says is free; tests set it.
-	room func() (int64, error)
 }
 
 const (
@@ -30,25 +30,43 @@ const (
 	diskReserve = walSegment + secureAhead
 	// newDirNeeds is what a new directory takes: two segments, and the reserve.
 	newDirNeeds = 2*walSegment + diskReserve
+	// inodeReserve is how many new files must be possible for writes to be accepted: etcd makes one for each segment and snapshot. newDirInodes
+	// is what a new directory takes.
+	inodeReserve = 16
+	newDirInodes = 2 * inodeReserve
 	// secureAhead is how much more than the database's size is allocated: bbolt grows its file by 16 MiB, and one commit may need twice as much.
 	secureAhead = 32 << 20
 )
 
 func databaseFile(dir string) string { return filepath.Join(dir, "member", "snap", "db") }
 
-// free is what is left to this process in the file system of the directory.
-func (d *disk) free() (int64, error) {
-	if d.room != nil {
-		return d.room()
-	}
+// room is what a file system has left for this process.
+type room struct{ bytes, inodes int64 }
+
+// free is what is left in the file system of the directory. What it does not say counts as enough.
+func (d *disk) free() (room, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(d.dir, &st); err != nil {
-		return 0, err
+		return room{}, err
 	}
-	if st.Blocks == 0 { // a ramfs, for one, does not say
-		return 0, errors.ErrUnsupported
+	left := room{math.MaxInt64, math.MaxInt64}
+	if st.Blocks > 0 { // a ramfs, for one, does not say
+		left.bytes = int64(min(st.Bavail, 1<<40)) * st.Bsize
 	}
-	return int64(min(st.Bavail, 1<<40)) * st.Bsize, nil
+	if st.Files > 0 { // Btrfs, for one, has as many as fit
+		left.inodes = int64(min(st.Ffree, math.MaxInt64))
+	}
+	return left, nil
+}
+
+func (r room) enough() bool { return r.bytes >= diskReserve && r.inodes >= inodeReserve }
+
+// lacks says what there is too little of, and what to do.
+func (r room) lacks() (what, fix string) {
+	if r.bytes < diskReserve {
+		return humanSize(r.bytes) + " are free", "free some space there"
+	}
+	return fmt.Sprintf("%d inodes are free", r.inodes), "remove some files there"
 }
 
 // full says why nothing more should be written, and what to do; "" if there is room, or if nobody knows.
@@ -57,11 +75,12 @@ func (d *disk) full() string {
 		return ""
 	}
 	free, err := d.free()
-	if err != nil || free >= diskReserve {
+	if err != nil || free.enough() {
 		return ""
 	}
-	return fmt.Sprintf("the disk is full: %s are free in the file system of %s; writes are accepted again when %s are: free some space there",
-		humanSize(free), d.dir, humanSize(diskReserve))
+	what, fix := free.lacks()
+	return fmt.Sprintf("the disk is full: %s in the file system of %s; writes are accepted again when %s and %d inodes are: %s",
+		what, d.dir, humanSize(diskReserve), inodeReserve, fix)
 }
 
 // holds says that so many bytes more fit into the file system, the reserve left aside.
@@ -70,7 +89,7 @@ func (d *disk) holds(size int64) bool {
 		return true
 	}
 	free, err := d.free()
-	return err != nil || free >= size+diskReserve
+	return err != nil || free.enough() && free.bytes-diskReserve >= size
 }
 
 // secure allocates the blocks that a database of this size has and will need next: bbolt extends its file without them. A file system that
@@ -82,7 +101,7 @@ func (d *disk) secure(size int64) error {
 	}
 	defer f.Close()
 	length := size
-	if free, err := d.free(); err != nil || free >= diskReserve { // the segment comes first: etcd asks for it once, and ends if it has none when it needs it
+	if free, err := d.free(); err != nil || free.bytes >= diskReserve { // the segment comes first: etcd asks for it once, and ends if it has none when it needs it
 		length += secureAhead
 	}
 	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, length); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
@@ -136,14 +155,14 @@ func (d *disk) check() error {
 	info, err := os.Stat(databaseFile(d.dir))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		if unknown == nil && free < newDirNeeds {
-			return fmt.Errorf("the disk is full: a new storage in %s needs %s, and its file system has %s free: free some space there, or choose another --data-dir",
-				d.dir, humanSize(newDirNeeds), humanSize(free))
+		if unknown == nil && (free.bytes < newDirNeeds || free.inodes < newDirInodes) {
+			return fmt.Errorf("the disk is full: a new storage in %s needs %s and %d inodes, and its file system has %s and %d free: free some space there, or choose another --data-dir",
+				d.dir, humanSize(newDirNeeds), newDirInodes, humanSize(free.bytes), free.inodes)
 		}
 	case err == nil:
 		if err := d.secure(info.Size()); errors.Is(err, unix.ENOSPC) {
 			return fmt.Errorf("the disk is full: %s are free in the file system of %s, too little for etcd to start: free some space there",
-				humanSize(free), d.dir)
+				humanSize(free.bytes), d.dir)
 		}
 	}
 	return nil
@@ -152,8 +171,9 @@ func (d *disk) check() error {
 // OnWrite says in one line why etcd ended the process, after its own message was logged.
 func (d *disk) OnWrite(e *zapcore.CheckedEntry, _ []zapcore.Field) {
 	fix := "see what etcd logged before"
-	if free, err := d.free(); err == nil && free < diskReserve {
-		fix = "the disk is full: free some space there, and start again"
+	if free, err := d.free(); err == nil && !free.enough() {
+		what, how := free.lacks()
+		fix = fmt.Sprintf("the disk is full (%s): %s, and start again", what, how)
 	}
 	klog.ErrorS(errors.New(e.Message), "the storage can't go on and ends this process", "directory", d.dir, "fix", fix)
 	klog.Flush()

@@ -15,16 +15,31 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// smallDisk is a file system of its own with so many megabytes.
-func smallDisk(t *testing.T, megabytes int) string {
+// smallDisk is a file system of its own, a tmpfs with such options.
+func smallDisk(t *testing.T, options string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("only root can mount a small file system")
 	}
 	dir := t.TempDir()
-	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", megabytes)))
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, options))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	return dir
+}
+
+// useUpInodes leaves no inode of the file system free, as another program's cache does, and returns how to give them back.
+func useUpInodes(t *testing.T, dir string) (giveBack func()) {
+	t.Helper()
+	others := filepath.Join(dir, "others")
+	must(t, os.Mkdir(others, 0o700))
+	for i := 0; ; i++ {
+		f, err := os.Create(filepath.Join(others, fmt.Sprint(i)))
+		if errors.Is(err, unix.ENOSPC) {
+			return func() { must(t, os.RemoveAll(others)) }
+		}
+		must(t, err)
+		must(t, f.Close())
+	}
 }
 
 // useUp leaves no byte of the file system free, as another program's log does, and returns how to give it back.
@@ -46,7 +61,16 @@ func useUp(t *testing.T, dir string) (giveBack func()) {
 
 // With a full disk the storage refuses writes, serves reads and deletions, starts again, and accepts writes when there is room.
 func TestFullDisk(t *testing.T) {
-	disk := smallDisk(t, 600)
+	for what, tc := range map[string]struct {
+		use    func(*testing.T, string) func()
+		reason string
+	}{"space": {useUp, "B are free"}, "inodes": {useUpInodes, "0 inodes are free"}} {
+		t.Run(what, func(t *testing.T) { testFullDisk(t, tc.use, tc.reason) })
+	}
+}
+
+func testFullDisk(t *testing.T, use func(*testing.T, string) func(), reason string) {
+	disk := smallDisk(t, "size=600m,nr_inodes=200")
 	opts := DefaultOptions()
 	opts.Dir = filepath.Join(disk, "etcd")
 	f := openWith(t, opts)
@@ -54,17 +78,17 @@ func TestFullDisk(t *testing.T) {
 	for i := range objects {
 		must(t, f.createLarge(t, fmt.Sprint("large-", i)))
 	}
-	giveBack := useUp(t, disk)
+	giveBack := use(t, disk)
 	refused := func() {
 		t.Helper()
 		err := f.createLarge(t, "refused")
 		var status apierrors.APIStatus
-		if !errors.As(err, &status) || status.Status().Code != http.StatusInsufficientStorage || !strings.Contains(err.Error(), "disk is full") {
-			t.Fatalf("a write to a full disk: %v, want a 507 that names the disk", err)
+		if !errors.As(err, &status) || status.Status().Code != http.StatusInsufficientStorage || !strings.Contains(err.Error(), "disk is full") || !strings.Contains(err.Error(), reason) {
+			t.Fatalf("a write to a full disk: %v, want a 507 that says %q", err, reason)
 		}
 		f.becomes(t, false)
-		if err := f.Writable(); !strings.Contains(err.Error(), opts.Dir) {
-			t.Errorf("the reason does not say where: %v", err)
+		if err := f.Writable(); !strings.Contains(err.Error(), opts.Dir) || !strings.Contains(err.Error(), reason) {
+			t.Errorf("the reason does not say where and what: %v", err)
 		}
 	}
 	refused()
@@ -97,15 +121,16 @@ func TestFullDisk(t *testing.T) {
 
 // A file system that is too small for a new storage is said to be before anything is made there.
 func TestNewStorageOnAFullDisk(t *testing.T) {
-	disk := smallDisk(t, 64)
-	opts := DefaultOptions()
-	opts.Dir = filepath.Join(disk, "etcd")
-	s, err := Open(t.Context(), opts)
-	if err == nil {
-		s.Close()
-		t.Fatal("it was opened")
-	}
-	if !strings.Contains(err.Error(), "the disk is full") || !strings.Contains(err.Error(), "--data-dir") {
-		t.Errorf("got %v", err)
+	for _, options := range []string{"size=64m", "size=600m,nr_inodes=30"} {
+		opts := DefaultOptions()
+		opts.Dir = filepath.Join(smallDisk(t, options), "etcd")
+		s, err := Open(t.Context(), opts)
+		if err == nil {
+			s.Close()
+			t.Fatalf("%s: it was opened", options)
+		}
+		if !strings.Contains(err.Error(), "the disk is full") || !strings.Contains(err.Error(), "--data-dir") {
+			t.Errorf("%s: %v", options, err)
+		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 var (
 	writesRefused = metrics.NewGauge(&metrics.GaugeOpts{
 		Name: "portal_storage_writes_refused", StabilityLevel: metrics.ALPHA,
-		Help: "1 while etcd refuses writes because it is at its quota or has found its data corrupt, otherwise 0.",
+		Help: "1 while etcd refuses writes because it is at its quota, its disk is full or it has found its data corrupt, otherwise 0.",
 	})
 	sizeBytes = memberGauge("portal_storage_size_bytes", "Size of etcd's database in bytes, by endpoint.")
 	inUse     = memberGauge("portal_storage_in_use_bytes", "Bytes of etcd's database that hold data, by endpoint.")
