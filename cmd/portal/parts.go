@@ -32,8 +32,8 @@ type partOptions struct {
 	conntrack                conntrack.Limits
 	balancers                balancerOptions
 	report                   bool
-	// dnsShare: of so many file descriptors one is for DNS; 0: all are.
-	dnsShare int
+	// dnsShare and proxyShare: of so many file descriptors one is for DNS, and for connections to Services in the proxy mode userspace; 0: all are.
+	dnsShare, proxyShare int
 	// balancing ends when the balancer has ended: it announces nothing any more.
 	balancing sync.WaitGroup
 }

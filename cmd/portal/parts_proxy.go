@@ -90,6 +90,7 @@ func (o *partOptions) startProxy(ctx context.Context, log *slog.Logger, s proxyS
 		options.detectLocal, options.bridge = string(proxy.DetectBridgeInterface), s.bridge
 	}
 	options.nodePortAddresses, options.configureSysctls = o.nodePortAddresses, o.configureSysctls
+	options.userspace.FileShare = o.proxyShare
 	config, err := options.proxyConfig()
 	if err != nil {
 		return partProxy{note: "none: " + err.Error()}

@@ -26,9 +26,13 @@ type upOptions struct {
 	running runningProxy
 }
 
-// upDNSShare: of so many file descriptors one is for DNS, and not for connections to the API: however many clients either has, etcd, which
-// ends the process when it can't open a file, keeps its own.
-const upDNSShare = 8
+// Of so many file descriptors one is for DNS, one for the proxy mode userspace, and one for that in case it turns out to be the only mode, and not
+// for connections to the API: however many clients each has, etcd, which ends the process when it can't open a file, keeps its own.
+const (
+	upDNSShare       = 8
+	upUserspaceShare = 4
+	upAutoShare      = 8
+)
 
 func newUpCommand() *cobra.Command {
 	o := upOptions{server: server.DefaultOptions()}
@@ -94,9 +98,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	if noPods == "" && !cmd.Flags().Changed("cluster-cidr") {
 		o.server.ClusterCIDRs = upPodCIDRs()
 	}
-	if o.parts.dns != "none" {
-		o.parts.dnsShare, o.server.FilesBeside = upDNSShare, upDNSShare
-	}
+	o.shareFiles()
 	adapt(cmd.Context(), &o.server.Options)
 	fmt.Fprintln(out, "Portal is starting ...")
 	// What runs beside the server ends with the same signal, and is waited for.
@@ -115,6 +117,24 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		fmt.Fprintln(out, "Portal has stopped.")
 	}
 	return err
+}
+
+// shareFiles bounds what parts take of the process' file descriptors.
+func (o *upOptions) shareFiles() {
+	if o.parts.dns != "none" {
+		o.parts.dnsShare = upDNSShare
+	}
+	switch o.parts.proxy {
+	case "userspace":
+		o.parts.proxyShare = upUserspaceShare
+	case "auto":
+		o.parts.proxyShare = upAutoShare
+	}
+	for _, share := range []int{o.parts.dnsShare, o.parts.proxyShare} {
+		if share > 0 {
+			o.server.FilesBeside += 1 / float64(share)
+		}
+	}
 }
 
 // start starts what runs beside the server, and says where it is.

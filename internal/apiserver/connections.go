@@ -23,9 +23,9 @@ const (
 	minConnections = 16
 )
 
-// connectionLimit derives from the limit on open files how many clients may be connected at once. Of so many files one is for other parts of
-// the process; 0: none is.
-func connectionLimit(beside int) int {
+// connectionLimit derives from the limit on open files how many clients may be connected at once; beside is the part of the files that is for
+// other parts of the process.
+func connectionLimit(beside float64) int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return 1 << 16
@@ -33,11 +33,8 @@ func connectionLimit(beside int) int {
 	return connectionsOf(int(min(limit.Cur, 1<<20)), beside)
 }
 
-func connectionsOf(files, beside int) int {
-	left := files - max(reservedFiles, files/8)
-	if beside > 0 {
-		left -= files / beside
-	}
+func connectionsOf(files int, beside float64) int {
+	left := files - max(reservedFiles, files/8) - int(float64(files)*beside)
 	return max(left, minConnections)
 }
 

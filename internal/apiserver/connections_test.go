@@ -20,19 +20,15 @@ import (
 
 // TestConnectionsLeaveFiles: what clients get, what is kept for etcd and what is for other parts of the process are never more than there is.
 func TestConnectionsLeaveFiles(t *testing.T) {
-	for _, files := range []int{200, 256, 1024, 4096, 1 << 20} {
-		for _, beside := range []int{0, 8} {
-			others := 0
-			if beside > 0 {
-				others = files / beside
-			}
+	for _, files := range []int{256, 1024, 4096, 1 << 20} {
+		for _, beside := range []float64{0, 1. / 8, 3. / 8} {
 			got := connectionsOf(files, beside)
-			if got < minConnections || got+max(reservedFiles, files/8)+others > files {
-				t.Errorf("%d files, one of %d for other parts: %d connections", files, beside, got)
+			if got < minConnections || got+max(reservedFiles, files/8)+int(float64(files)*beside) > files {
+				t.Errorf("%d files, %v of them for other parts: %d connections", files, beside, got)
 			}
 		}
 	}
-	if got := connectionsOf(64, 8); got != minConnections {
+	if got := connectionsOf(64, 1./8); got != minConnections {
 		t.Errorf("hardly any files: %d connections, want %d", got, minConnections)
 	}
 }

@@ -63,8 +63,8 @@ type Options struct {
 
 	// NodeInstead, if set, says where a node is reached instead of at its address and port.
 	NodeInstead func(address string) string
-	// FilesBeside: of so many file descriptors of the process one is for other parts of it; 0: none is.
-	FilesBeside int
+	// FilesBeside is the part of the process' file descriptors that is for other parts of it.
+	FilesBeside float64
 	// CPUs are how many there are to share among users; 0: as many as threads.
 	CPUs int
 	// OnLoad, if set, is called when the load changes, by one goroutine at a time. It must return at once.

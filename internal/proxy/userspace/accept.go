@@ -26,7 +26,14 @@ func (l *loop) accept(d acceptor) {
 		return
 	}
 	for range min(1+l.busy/4, greed) {
+		if !l.linkFiles.take(linkFiles) { // clients wait in the listen queue
+			l.pause()
+			return
+		}
 		fd, peer, err := unix.Accept4(d.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if err != nil {
+			l.linkFiles.give(linkFiles)
+		}
 		switch {
 		case err == nil:
 			l.nap = 0
@@ -42,6 +49,7 @@ func (l *loop) accept(d acceptor) {
 		if !l.look(&a, d.family) {
 			abort(fd) // a reset tells the client that nobody is there
 			unix.Close(fd)
+			l.linkFiles.give(linkFiles)
 			continue
 		}
 		l.assign(a)
@@ -253,7 +261,7 @@ func (l *loop) finish(k *link, reset bool) {
 			}
 			l.discard(s)
 		}
-		s.drop()
+		l.drop(s)
 	}
 	l.load.Add(-1)
 	l.over = append(l.over, k)
@@ -277,6 +285,7 @@ func (l *loop) closePending() {
 		unix.Close(fd)
 	}
 	l.closing = l.closing[:0]
+	l.linkFiles.give(linkFiles * int64(len(l.over)))
 	for _, k := range l.over {
 		k.caller, k.near, k.far = caller{}, side{}, side{}
 		if len(l.used) < 8*spare {

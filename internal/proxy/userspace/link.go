@@ -194,8 +194,8 @@ func (l *loop) drain(from, to *side) error {
 }
 
 // drop lets go of what a side holds. A pipe with data in it is of no use to others.
-func (s *side) drop() {
+func (l *loop) drop(s *side) {
 	if s.pipe != nil {
-		s.pipe.close()
+		l.pipes.discard(s.pipe)
 	}
 }

@@ -60,7 +60,7 @@ const small = 32 << 10
 
 // newLoop makes a loop that waits at the server's acceptors.
 func newLoop(s *server) (*loop, error) {
-	l := &loop{server: s, wake: -1, buf: make([]byte, small)}
+	l := &loop{server: s, wake: -1, buf: make([]byte, small), pipes: pipes{files: &s.pipeFiles}}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, err

@@ -14,16 +14,23 @@ const (
 
 // pipes are those that no connection uses at the moment. A connection holds one only while data is on its way, so that
 // thousands of silent connections cost none.
-type pipes []*pipe
+type pipes struct {
+	files *files
+	idle  []*pipe
+}
 
-func (idle *pipes) take() (*pipe, error) {
-	if n := len(*idle); n > 0 {
-		p := (*idle)[n-1]
-		*idle = (*idle)[:n-1]
+func (s *pipes) take() (*pipe, error) {
+	if n := len(s.idle); n > 0 {
+		p := s.idle[n-1]
+		s.idle = s.idle[:n-1]
 		return p, nil
+	}
+	if !s.files.take(pipeFiles) {
+		return nil, unix.EMFILE
 	}
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		s.files.give(pipeFiles)
 		return nil, err
 	}
 	// Where the system's limit is smaller, the default does.
@@ -32,24 +39,25 @@ func (idle *pipes) take() (*pipe, error) {
 }
 
 // give hands an empty pipe on.
-func (idle *pipes) give(p *pipe) {
-	if len(*idle) < spare {
-		*idle = append(*idle, p)
+func (s *pipes) give(p *pipe) {
+	if len(s.idle) < spare {
+		s.idle = append(s.idle, p)
 		return
 	}
-	p.close()
+	s.discard(p)
 }
 
-func (idle *pipes) close() {
-	for _, p := range *idle {
-		p.close()
+func (s *pipes) close() {
+	for _, p := range s.idle {
+		s.discard(p)
 	}
-	*idle = nil
+	s.idle = nil
 }
 
-func (p *pipe) close() {
+func (s *pipes) discard(p *pipe) {
 	unix.Close(p.r)
 	unix.Close(p.w)
+	s.files.give(pipeFiles)
 }
 
 func splice(from, to, n int) (int, error) {

@@ -39,13 +39,19 @@ func pair(tb testing.TB) (a, b *net.TCPConn) {
 // opened is a server that nothing is led to.
 func opened(tb testing.TB, source ...Source) *server {
 	tb.Helper()
-	if os.Geteuid() != 0 {
-		tb.Skip("marking sockets needs root")
-	}
-	o := Options{ConnectTimeout: 300 * time.Millisecond, Shun: time.Minute, UDPIdle: time.Minute}
+	o := Options{}
 	if len(source) > 0 {
 		o.Source = source[0]
 	}
+	return openedWith(tb, o)
+}
+
+func openedWith(tb testing.TB, o Options) *server {
+	tb.Helper()
+	if os.Geteuid() != 0 {
+		tb.Skip("marking sockets needs root")
+	}
+	o.ConnectTimeout, o.Shun, o.UDPIdle = 300*time.Millisecond, time.Minute, time.Minute
 	s, err := open(o)
 	if err != nil {
 		tb.Fatal(err)

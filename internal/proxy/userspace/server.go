@@ -37,8 +37,11 @@ type server struct {
 	acceptors []acceptor
 	loops     []*loop
 	starving  atomic.Int32 // links that have no descriptor for their endpoint
-	udp       []*datagrams
-	ports     map[intent.Family]*listening
+	// How many descriptors links and pipes may use, and how many sessions each UDP socket may have.
+	linkFiles, pipeFiles files
+	mostSessions         int
+	udp                  []*datagrams
+	ports                map[intent.Family]*listening
 
 	// kernel guards what follows.
 	kernel sync.Mutex
@@ -56,6 +59,7 @@ func open(o Options) (*server, error) {
 		ports: map[intent.Family]*listening{}, unsure: true,
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.fitDescriptors()
 	var err error
 	if s.home, err = here(); err != nil {
 		return nil, err

@@ -196,3 +196,66 @@ func TestSessionsAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// TestFilesAreBounded: at the bound of its descriptors a loop lets clients wait in the listen queue, until a connection has ended, and moves
+// data without pipes. Connections that there are go on.
+func TestFilesAreBounded(t *testing.T) {
+	s := openedWith(t, Options{FileShare: 1 << 30})
+	most := s.linkFiles.most / linkFiles
+	for range most - 1 {
+		s.linkFiles.take(linkFiles)
+	}
+	s.linkFiles.take(linkFiles) // as accept does
+	client, server := joined(t, s)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20})
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: int(s.ports[intent.IPv4].tcp[plan.FromOutside])}); err != nil {
+		t.Fatal(err)
+	}
+	s.pipeFiles.take(s.pipeFiles.most)
+	much := make([]byte, 4<<20)
+	rand.Read(much)
+	go func() {
+		client.Write(much)
+		client.CloseWrite()
+	}()
+	if heard, err := io.ReadAll(server); err != nil || !bytes.Equal(heard, much) {
+		t.Fatalf("heard %d bytes of %d: %v", len(heard), len(much), err)
+	}
+	if _, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_DONTWAIT); err != unix.EAGAIN {
+		t.Fatalf("a client at the bound sees %v, want that it waits", err)
+	}
+	if used := s.linkFiles.used.Load(); used != s.linkFiles.most {
+		t.Errorf("%d descriptors are used, want %d", used, s.linkFiles.most)
+	}
+	server.Close()
+	ends(t, s)
+	if _, err := unix.Read(fd, make([]byte, 1)); err != unix.ECONNRESET {
+		t.Errorf("a client that no rule led here sees %v when there is room, want a reset", err)
+	}
+	until(t, "all descriptors are given back", func() bool { return s.linkFiles.used.Load() == linkFiles*(most-1) })
+}
+
+// TestSessionsOfAllServicesAreBounded: a new session takes the place of the oldest one of the Service that has the most.
+func TestSessionsOfAllServicesAreBounded(t *testing.T) {
+	s := opened(t)
+	d, to, other := s.udp[plan.FromOutside], netip.MustParseAddrPort("10.96.0.1:53"), netip.MustParseAddrPort("10.96.0.2:53")
+	s.mostSessions = 3
+	udpFront(s, "dns", to, netip.MustParseAddrPort("127.0.0.2:53"))
+	udpFront(s, "other", other, netip.MustParseAddrPort("127.0.0.2:53"))
+	d.begin(clientFlow(0), to)
+	d.begin(clientFlow(1), to)
+	d.begin(clientFlow(100), other)
+	d.begin(clientFlow(101), other)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for n, want := range map[int]bool{0: false, 1: true, 100: true, 101: true} {
+		if got := d.sessions[clientFlow(n)] != nil; got != want {
+			t.Errorf("client %d has a session: %v, want %v", n, got, want)
+		}
+	}
+}

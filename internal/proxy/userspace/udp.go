@@ -44,13 +44,7 @@ type datagrams struct {
 const maxSessions = 1 << 14
 
 // sessionLimit leaves most of the process' descriptors to other Services and connections.
-func sessionLimit() int {
-	var files unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) != nil {
-		return maxSessions
-	}
-	return max(1, int(min(files.Cur/8, maxSessions)))
-}
+func sessionLimit() int { return max(1, int(min(fileLimit()/8, maxSessions))) }
 
 // flow is a client as the socket sees it.
 type flow struct{ client, us netip.AddrPort }
@@ -259,15 +253,18 @@ func (d *datagrams) drop(s *session) {
 	d.discard(s)
 }
 
-// admit adds a session, in the place of the one of its port that clients have not used for the longest time if there are too many.
+// admit adds a session. If its port has too many, or all together, it takes the place of the one that clients have not used for the longest time:
+// of its port, or of the port that has the most.
 func (d *datagrams) admit(s *session) {
+	if own := d.ports[s.front.port]; own != nil && own.Len() >= d.most {
+		d.discard(own.Back().Value.(*session))
+	} else if len(d.sessions) >= d.mostSessions {
+		d.discard(d.oldest())
+	}
 	own := d.ports[s.front.port]
 	if own == nil {
 		own = list.New()
 		d.ports[s.front.port] = own
-	}
-	if own.Len() >= d.most {
-		d.discard(own.Back().Value.(*session))
 	}
 	s.place = own.PushFront(s)
 	d.sessions[s.flow] = s
@@ -285,19 +282,27 @@ func (d *datagrams) discard(s *session) {
 	s.up.Close()
 }
 
-// evict closes the session that clients have not used for the longest time, of the port that has the most.
+// evict closes the oldest session.
 func (d *datagrams) evict() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if s := d.oldest(); s != nil {
+		d.discard(s)
+	}
+}
+
+// oldest is the session that clients have not used for the longest time, of the port that has the most; nil: there is none. d.mu is locked.
+func (d *datagrams) oldest() *session {
 	var most *list.List
 	for _, l := range d.ports {
 		if most == nil || l.Len() > most.Len() {
 			most = l
 		}
 	}
-	if most != nil {
-		d.discard(most.Back().Value.(*session))
+	if most == nil {
+		return nil
 	}
+	return most.Back().Value.(*session)
 }
 
 // end closes sessions.

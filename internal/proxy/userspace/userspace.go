@@ -60,6 +60,8 @@ type Options struct {
 	Shun time.Duration
 	// UDPIdle is how long the answers to a client's datagrams are waited for after the last of either side.
 	UDPIdle time.Duration
+	// FileShare: of so many file descriptors of the process one is for this proxy; 0: all are.
+	FileShare int
 }
 
 // New returns the mode.
