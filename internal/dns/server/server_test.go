@@ -342,6 +342,19 @@ func TestTransferEndsAtNestedZones(t *testing.T) {
 	}
 }
 
+// TestNestedZoneHasItsNameServer: a zone that begins where another one has a name of its own keeps its NS record.
+func TestNestedZoneHasItsNameServer(t *testing.T) {
+	for _, nested := range []string{"svc.cluster.local", "shop.svc.cluster.local"} {
+		o := Options{}
+		o.Zone.Zones = []string{nested, "cluster.local"}
+		o.Zone.Servers = []netip.Addr{netip.MustParseAddr("192.0.2.53")}
+		_, server := started(t, small(), o)
+		if m := ask(t, server, "udp", nested+".", dns.TypeNS); len(m.Answer) != 1 || m.Answer[0].Header().Rrtype != dns.TypeNS {
+			t.Errorf("%s: %v", nested, m)
+		}
+	}
+}
+
 func TestRateLimit(t *testing.T) {
 	_, addr := started(t, small(), Options{RateLimit: 20})
 	c, err := net.Dial("udp", addr)

@@ -137,8 +137,8 @@ func (z *Zones) addFixed(g origin) {
 	version := &Name{owner: "\x0bdns-version" + g.wire, kind: txtOnly}
 	version.add(set{typ: wire.TypeTXT, an: 1, data: append(txt, "\x051.1.0"...)})
 	z.put(version)
-	z.put(&Name{owner: "\x03svc" + g.wire, kind: bare})
-	z.put(&Name{owner: "\x03pod" + g.wire, kind: bare})
+	z.putBare("\x03svc" + g.wire)
+	z.putBare("\x03pod" + g.wire)
 	ns := &Name{owner: nameServer + g.wire, kind: server}
 	var records []record
 	for _, a := range z.opts.Servers {
@@ -164,6 +164,17 @@ func (z *Zones) serverSet(g origin) set {
 // put adds a name, or replaces it.
 func (z *Zones) put(n *Name) {
 	z.table.put(maphash.String(z.seed, n.owner), n, func(o *Name) bool { return o.owner == n.owner })
+}
+
+// putBare adds a name without records, unless it is that of a zone, which has some.
+func (z *Zones) putBare(owner string) {
+	if !z.isZone(owner) {
+		z.put(&Name{owner: owner, kind: bare})
+	}
+}
+
+func (z *Zones) isZone(name string) bool {
+	return slices.ContainsFunc(z.origins, func(g origin) bool { return g.wire == name })
 }
 
 func (z *Zones) remove(owner string) {
@@ -231,8 +242,8 @@ func (z *Zones) updateNamespace(name string) bool {
 		for _, kind := range []string{svc, pod} {
 			owner := string(branch([]byte(name), kind, g.wire))
 			if exists && z.exposed(name) && (kind == svc || z.opts.Pods != PodsDisabled) {
-				z.put(&Name{owner: owner, kind: bare})
-			} else {
+				z.putBare(owner)
+			} else if !z.isZone(owner) {
 				z.remove(owner)
 			}
 		}
