@@ -225,7 +225,7 @@ func measureDecisions(at report.At) error {
 	index.SetRole("", clientUser, clientRules())
 	index.SetBinding("", clientUser, roleRef(clientUser), clientSubject())
 	access, err := authz.NewAccess([]string{authz.ModeNode, authz.ModeRBAC}, authz.Authorizer{Index: index},
-		nodes.Authorizer{Graph: nodes.NewGraph(), Rules: defaults.Rules("system:node")})
+		nodes.Authorizer{Graph: nodes.NewGraph(), Rules: defaults.Rules("system:node")}, nil)
 	if err != nil {
 		return err
 	}

@@ -66,6 +66,9 @@ func (a *Access) ConditionsAwareAuthorize(ctx context.Context, attrs authorizer.
 
 // learned waits for what is not known yet, and says whether it is now. If all was known before, it is false: there is nothing new.
 func (a *Access) learned(ctx context.Context) bool {
+	if a.known == nil {
+		return false
+	}
 	select {
 	case <-a.known:
 		return false
@@ -79,7 +82,8 @@ func (a *Access) learned(ctx context.Context) bool {
 	}
 }
 
-// NewAccess puts the authorizers of the modes in order. known is closed when roles and nodes have been read.
+// NewAccess puts the authorizers of the modes in order. known is closed when roles and nodes have been
+// read; nil: they have been.
 func NewAccess(modes []string, roles Authorizer, node nodes.Authorizer, known <-chan struct{}) (*Access, error) {
 	if err := ValidateModes(modes); err != nil {
 		return nil, err
