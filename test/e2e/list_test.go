@@ -19,7 +19,7 @@ func TestReadme(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	counts := fmt.Sprintf("Of the %d tests, %d pass without nodes and %d in a lab; %d do not pass yet, and %d are skipped.\n\n",
+	counts := fmt.Sprintf("Of the %d tests, %d pass without nodes and %d in a lab; not yet passing: %d, skipped: %d.\n\n",
 		len(all), len(only(all, run)), len(only(all, lab)), len(only(all, later)), len(only(all, skip)))
 	want := counts + table(all)
 
