@@ -6,6 +6,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 
 	"go.uber.org/zap/zapcore"
@@ -21,6 +24,8 @@ type disk struct {
 	dir string
 	// secured is the size of the database for which blocks were last allocated.
 	secured atomic.Int64
+	// lent: some of what is kept was given back to the file system, for a snapshot.
+	lent bool
 }
 
 const (
@@ -34,6 +39,9 @@ const (
 	// is what a new directory takes.
 	inodeReserve = 16
 	newDirInodes = 2 * inodeReserve
+	// snapshotEvery is after how many writes etcd makes a snapshot; if that many are left and there is no room, way is made for it. Deletions and
+	// renewals of Leases count, too.
+	snapshotEvery, snapshotAhead = 10_000, 5000
 	// secureAhead is how much more than the database's size is allocated: bbolt grows its file by 16 MiB, and one commit may need twice as much.
 	secureAhead = 32 << 20
 )
@@ -59,7 +67,9 @@ func (d *disk) free() (room, error) {
 	return left, nil
 }
 
-func (r room) enough() bool { return r.bytes >= diskReserve && r.inodes >= inodeReserve }
+func (r room) holds(need room) bool { return r.bytes >= need.bytes && r.inodes >= need.inodes }
+
+func (r room) enough() bool { return r.holds(room{diskReserve, inodeReserve}) }
 
 // lacks says what there is too little of, and what to do.
 func (r room) lacks() (what, fix string) {
@@ -112,40 +122,103 @@ func (d *disk) secure(size int64) error {
 }
 
 // keepName is the file that keeps room for what etcd writes when it starts: some blocks while it runs, and while it does not, also those of
-// the segment that it allocates ahead.
+// the segment that it allocates ahead. keepMore keeps an inode beside it, for a snapshot of a running etcd.
 const (
 	keepName = "portal.reserve"
+	keepMore = keepName + ".more"
 	keepSome = 4 << 20
 )
 
+// snapshotRoom is more than a snapshot takes: the data are not in it. startRoom is what a start takes beside the segment.
+var snapshotRoom, startRoom = room{1 << 20, 1}, room{1 << 20, 4}
+
 func (d *disk) keep(size int64) {
-	name := filepath.Join(d.dir, keepName)
-	f, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		return
+	for name, size := range map[string]int64{keepName: size, keepMore: snapshotRoom.bytes} {
+		f, err := os.OpenFile(filepath.Join(d.dir, name), os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			return
+		}
+		_ = unix.Fallocate(int(f.Fd()), 0, 0, size) // without it etcd may have to be started once more when there is room again
+		_ = f.Close()
 	}
-	defer f.Close()
-	_ = unix.Fallocate(int(f.Fd()), 0, 0, size) // without it etcd may have to be started once more when there is room again
 }
 
-// look is what has to be done now and then for a database of this size.
-func (d *disk) look(size int64) {
-	if d == nil || d.secured.Load() == size {
+// look is what has to be done now and then for a database of this size, to which so many writes were made.
+func (d *disk) look(size int64, writes uint64) {
+	if d == nil {
+		return
+	}
+	d.lend(writes)
+	if d.secured.Load() == size {
 		return
 	}
 	if err := d.secure(size); err != nil {
 		klog.V(1).InfoS("cannot allocate blocks for etcd's database beforehand", "err", err)
 		return
 	}
-	d.keep(keepSome)
+	if !d.lent {
+		d.keep(keepSome)
+	}
+}
+
+// lend makes way for the next snapshot on a disk that has no room for it, with older snapshots or with what is kept, which it keeps again when
+// there is room.
+func (d *disk) lend(writes uint64) {
+	free, err := d.free()
+	switch {
+	case err != nil:
+	case d.lent && free.enough():
+		d.keep(keepSome)
+		d.lent = false
+	case free.holds(snapshotRoom):
+	default:
+		list := d.snapshots()
+		if last := writesOf(list); writes < last || writes-last <= snapshotEvery-snapshotAhead {
+			return
+		}
+		d.lent = true
+		d.makeWay(snapshotRoom, append(older(list), filepath.Join(d.dir, keepMore), filepath.Join(d.dir, keepName)))
+	}
+}
+
+// makeWay removes files until there is so much room.
+func (d *disk) makeWay(need room, files []string) {
+	for _, name := range files {
+		if free, err := d.free(); err != nil || free.holds(need) {
+			return
+		}
+		if os.Remove(name) == nil {
+			klog.InfoS("made way for etcd on a full disk", "removed", name)
+		}
+	}
+}
+
+// snapshots are etcd's, the oldest first: their names begin with term and index in hexadecimal.
+func (d *disk) snapshots() []string {
+	list, _ := filepath.Glob(filepath.Join(d.dir, "member", "snap", "*-*.snap"))
+	slices.Sort(list)
+	return list
+}
+
+// older are all but the newest.
+func older(snapshots []string) []string { return snapshots[:max(0, len(snapshots)-1)] }
+
+// writesOf says how many writes are in the newest of the snapshots; a new storage has none.
+func writesOf(snapshots []string) (writes uint64) {
+	if len(snapshots) > 0 {
+		_, index, _ := strings.Cut(strings.TrimSuffix(filepath.Base(snapshots[len(snapshots)-1]), ".snap"), "-")
+		writes, _ = strconv.ParseUint(index, 16, 64)
+	}
+	return writes
 }
 
 // release makes room for the segment that etcd allocates when it starts: what was kept, or what a killed etcd left.
 func (d *disk) release() {
 	left, _ := filepath.Glob(filepath.Join(d.dir, "member", "wal", "*.tmp"))
-	for _, name := range append(left, filepath.Join(d.dir, keepName)) {
+	for _, name := range append(left, filepath.Join(d.dir, keepName), filepath.Join(d.dir, keepMore)) {
 		_ = os.Remove(name)
 	}
+	d.makeWay(startRoom, older(d.snapshots()))
 }
 
 // check refuses to start an etcd that would end at its first write.

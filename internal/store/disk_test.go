@@ -119,6 +119,43 @@ func testFullDisk(t *testing.T, use func(*testing.T, string) func(), reason stri
 	}
 }
 
+// Writes that a full disk still takes, such as renewals of Leases, do not end etcd when it makes its next snapshot.
+func TestSnapshotOnAFullDisk(t *testing.T) {
+	for what, use := range map[string]func(*testing.T, string) func(){"space": useUp, "inodes": useUpInodes} {
+		t.Run(what, func(t *testing.T) {
+			disk := smallDisk(t, "size=600m,nr_inodes=200")
+			opts := DefaultOptions()
+			opts.Dir = filepath.Join(disk, "etcd")
+			f := openWith(t, opts)
+			put := func(n int) {
+				t.Helper()
+				for range n {
+					_, err := f.Client().Put(t.Context(), "/leases/a", "renewed")
+					must(t, err)
+				}
+			}
+			put(10)
+			f.space.look(t.Context(), 0)
+			use(t, disk)
+			for range 3 {
+				put(snapshotEvery - snapshotAhead + 100)
+				f.space.look(t.Context(), 0) // as every two seconds
+				put(snapshotAhead)
+				eventually(t, func() error {
+					if last := writesOf(f.embedded.disk.snapshots()); f.space.applied()-last > snapshotAhead {
+						return fmt.Errorf("the last snapshot is of write %d, and there were %d", last, f.space.applied())
+					}
+					return nil
+				})
+				f.space.look(t.Context(), 0)
+			}
+			f.end()
+			f = openWith(t, opts)
+			put(1)
+		})
+	}
+}
+
 // A file system that is too small for a new storage is said to be before anything is made there.
 func TestNewStorageOnAFullDisk(t *testing.T) {
 	for _, options := range []string{"size=64m", "size=600m,nr_inodes=30"} {

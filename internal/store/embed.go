@@ -92,7 +92,7 @@ func startEmbedded(ctx context.Context, opts Options) (*embedded, error) {
 	cfg.MaxTxnOps = embeddedTxnOps
 	cfg.MaxRequestBytes = 4 << 20
 	// Fewer entries kept in memory for followers, of which there are none.
-	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = 10_000, 500
+	cfg.SnapshotCount, cfg.SnapshotCatchUpEntries = snapshotEvery, 500
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger().WithOptions(zap.WithFatalHook(disk)))
 	etcd, err := guarded(func() (*embed.Etcd, error) { return embed.StartEtcd(cfg) })
 	if err != nil {

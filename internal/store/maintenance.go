@@ -51,10 +51,11 @@ const embeddedName = "embedded"
 type maintenance struct {
 	client   *clientv3.Client
 	embedded bool
-	// quota, backend and disk are the embedded etcd's.
+	// quota, backend and disk are the embedded etcd's; applied counts the writes to it.
 	quota   int64
 	backend backend.Backend
 	disk    *disk
+	applied func() uint64
 }
 
 func (m *maintenance) endpoints() []string {

@@ -224,7 +224,9 @@ func (s *space) look(ctx context.Context, need int64) {
 	s.looking.Lock()
 	defer s.looking.Unlock()
 	members := s.members(ctx)
-	s.disk.look(sizeOf(members))
+	if s.embedded {
+		s.disk.look(sizeOf(members), s.applied())
+	}
 	if s.full(members) || s.wasteful(members) || s.pressed.Load() {
 		if err := s.recover(ctx, members, need); err != nil && ctx.Err() == nil {
 			klog.ErrorS(err, "making room in etcd failed, retrying", "in", s.poll)

@@ -88,7 +88,8 @@ func Attach(ctx context.Context, opts Options) (*Store, error) {
 	}
 	upkeep := maintenance{client: client}
 	if s.embedded != nil {
-		upkeep.embedded, upkeep.quota, upkeep.backend, upkeep.disk = true, opts.QuotaBytes, s.embedded.etcd.Server.Backend(), s.embedded.disk
+		server := s.embedded.etcd.Server
+		upkeep.embedded, upkeep.quota, upkeep.backend, upkeep.disk, upkeep.applied = true, opts.QuotaBytes, server.Backend(), s.embedded.disk, server.AppliedIndex
 	}
 	s.space = newSpace(upkeep)
 	client.KV = &observedKV{KV: etcd3.NewETCDLatencyTracker(client.KV), revisions: s.revisions, noSpace: s.space.noSpace}
