@@ -119,9 +119,11 @@ func TestResumesWithoutLists(t *testing.T) {
 	}
 	l.create(t, labService("before", nil), labSlice("before", intent.IPv4, l.FarPods(intent.IPv4), nil))
 	l.api.Kubeconfig = as("proxys")
-	l.start(t)
+	l.start(t, "--report=false") // a report reads the Node
 	l.settled(t, 30*time.Second)
-	address, _ := startDNS(t, as("dnss"))
+	address := fmt.Sprintf("127.0.0.1:%d", harness.FreePort())
+	dns, _ := runDNS(t, "--kubeconfig", as("dnss"), "--listen", address, "--upstream", "none", "--report=false")
+	t.Cleanup(dns.Kill)
 	resolves := func(name string) {
 		t.Helper()
 		eventually(t, afterOutage, "the name of "+name, func() string {

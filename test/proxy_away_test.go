@@ -122,12 +122,12 @@ func (l *proxyLab) following(t *testing.T) []target {
 	return targets
 }
 
-// TestFaultsRelist cuts the watch, changes Services, and restarts the API server, which then does not know any more what
-// happened in between: it answers 410 Gone, and everything is listed anew. Nobody else notices.
+// TestFaultsRelist cuts the watch, changes Services until what happened first has been compacted, and restarts the API server, which then
+// does not know it any more: it answers 410 Gone, and everything is listed anew. Nobody else notices.
 func TestFaultsRelist(t *testing.T) {
 	t.Parallel()
 	rootOnly(t)
-	l := newProxyLab(t, "nftables")
+	l := newProxyLab(t, "nftables", "--controllers", "none", "--etcd-compaction-interval", "500ms")
 	targets := l.following(t)
 	v := l.vigil(t, targets)
 	for range 5 { // the watch is cut, and goes on
@@ -142,6 +142,14 @@ func TestFaultsRelist(t *testing.T) {
 	}
 	seen := list.ResourceVersion
 	l.change(t)
+	eventually(t, 5*time.Second, "what happened first is compacted", func() string {
+		if _, err := l.client.CoreV1().Services("").List(context.Background(), metav1.ListOptions{
+			ResourceVersion: seen, ResourceVersionMatch: metav1.ResourceVersionMatchExact,
+		}); !apierrors.IsResourceExpired(err) {
+			return fmt.Sprint("version ", seen, " can be listed: ", err)
+		}
+		return ""
+	})
 	l.api.Kill()
 	restart(t, l)
 	l.relay.Mend()

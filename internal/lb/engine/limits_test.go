@@ -43,6 +43,12 @@ func TestLimitOfNetwork(t *testing.T) {
 			}
 		}
 		at := netip.AddrPortFrom(netip.MustParseAddr(here), 80)
+		for _, a := range []string{here, "2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1::3", "2001:db8:0:2::1"} {
+			eventually(t, "the kernel, which adds routes to new addresses a little later, has that to "+a, func() bool {
+				c, err := net.Dial("udp", net.JoinHostPort(a, "80"))
+				return err == nil && c.Close() == nil
+			})
+		}
 		e := newEngine(t, Options{Web: func(ctx context.Context, c net.Conn, _ *ConnInfo, ended func()) {
 			defer ended()
 			_, _ = io.WriteString(c, "x")
