@@ -134,7 +134,7 @@ func TestTrustBundles(t *testing.T) {
 	select {
 	case <-changed:
 	case <-time.After(20 * time.Second):
-		t.Fatal("nobody is told of a new bundle")
+		t.Fatal("no callback for a new bundle")
 	}
 	if err := a.bundles.check(ctx, pod("two", false)); err != nil {
 		t.Error(err)
@@ -149,6 +149,6 @@ func TestTrustBundles(t *testing.T) {
 		}
 	}
 	if len(changed) > 0 {
-		t.Error("who has let go is told of changes")
+		t.Error("a callback after its release")
 	}
 }

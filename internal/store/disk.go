@@ -24,8 +24,8 @@ type disk struct {
 	dir string
 	// secured is the size of the database for which blocks were last allocated.
 	secured atomic.Int64
-	// lent: some of what is kept was given back to the file system, for a snapshot.
-	lent bool
+	// freed: files of the reserve were deleted to make room for a snapshot.
+	freed bool
 }
 
 const (
@@ -39,7 +39,7 @@ const (
 	// is what a new directory takes.
 	inodeReserve = 16
 	newDirInodes = 2 * inodeReserve
-	// snapshotEvery is after how many writes etcd makes a snapshot; if that many are left and there is no room, way is made for it. Deletions and
+	// snapshotEvery is after how many writes etcd makes a snapshot; if no more than that many are left until then, and the disk is full, room is made. Deletions and
 	// renewals of Leases count, too.
 	snapshotEvery, snapshotAhead = 10_000, 5000
 	// secureAhead is how much more than the database's size is allocated: bbolt grows its file by 16 MiB, and one commit may need twice as much.
@@ -148,7 +148,7 @@ func (d *disk) look(size int64, writes uint64) {
 	if d == nil {
 		return
 	}
-	d.lend(writes)
+	d.ensureSnapshotRoom(writes)
 	if d.secured.Load() == size {
 		return
 	}
@@ -156,39 +156,39 @@ func (d *disk) look(size int64, writes uint64) {
 		klog.V(1).InfoS("cannot allocate blocks for etcd's database beforehand", "err", err)
 		return
 	}
-	if !d.lent {
+	if !d.freed {
 		d.keep(keepSome)
 	}
 }
 
-// lend makes way for the next snapshot on a disk that has no room for it, with older snapshots or with what is kept, which it keeps again when
-// there is room.
-func (d *disk) lend(writes uint64) {
+// ensureSnapshotRoom deletes older snapshots or files of the reserve if a snapshot is due soon and the disk is full. The reserve is made again
+// when there is room.
+func (d *disk) ensureSnapshotRoom(writes uint64) {
 	free, err := d.free()
 	switch {
 	case err != nil:
-	case d.lent && free.enough():
+	case d.freed && free.enough():
 		d.keep(keepSome)
-		d.lent = false
+		d.freed = false
 	case free.holds(snapshotRoom):
 	default:
 		list := d.snapshots()
 		if last := writesOf(list); writes < last || writes-last <= snapshotEvery-snapshotAhead {
 			return
 		}
-		d.lent = true
-		d.makeWay(snapshotRoom, append(older(list), filepath.Join(d.dir, keepMore), filepath.Join(d.dir, keepName)))
+		d.freed = true
+		d.makeRoom(snapshotRoom, slices.Concat(older(list), []string{filepath.Join(d.dir, keepMore), filepath.Join(d.dir, keepName)}))
 	}
 }
 
-// makeWay removes files until there is so much room.
-func (d *disk) makeWay(need room, files []string) {
+// makeRoom deletes files until there is so much room.
+func (d *disk) makeRoom(need room, files []string) {
 	for _, name := range files {
 		if free, err := d.free(); err != nil || free.holds(need) {
 			return
 		}
 		if os.Remove(name) == nil {
-			klog.InfoS("made way for etcd on a full disk", "removed", name)
+			klog.InfoS("deleted a file to make room for etcd on a full disk", "file", name)
 		}
 	}
 }
@@ -218,7 +218,7 @@ func (d *disk) release() {
 	for _, name := range append(left, filepath.Join(d.dir, keepName), filepath.Join(d.dir, keepMore)) {
 		_ = os.Remove(name)
 	}
-	d.makeWay(startRoom, older(d.snapshots()))
+	d.makeRoom(startRoom, older(d.snapshots()))
 }
 
 // check refuses to start an etcd that would end at its first write.

@@ -27,22 +27,22 @@ const (
 	catchUpFor = 20 * time.Second
 )
 
-// past is where a server's watch caches begin: at a revision before its start. With what happened since in their history, clients of the
-// server that was there before go on watching where they were. Caches that began with the present would send each of them to list anew.
+// past is the revision, older than the server's start, at which its watch caches start. With the events since then in their history, clients
+// resume the watches that they had before a restart. Caches that started at the current revision would make each of them relist.
 type past struct {
 	revision int64
 	until    time.Time
 }
 
-// findPast looks how far back the store's history goes. Without a past, caches begin with the present.
+// findPast looks how far back the store's history goes. Without a past, caches start at the current revision.
 func findPast(ctx context.Context, client *clientv3.Client) past {
 	now, err := client.Get(ctx, Prefix, clientv3.WithCountOnly())
 	if err != nil {
-		klog.ErrorS(err, "watches of before the start can't be resumed")
+		klog.ErrorS(err, "clients can't resume watches from before the start")
 		return past{}
 	}
 	oldest := max(1, now.Header.Revision-pastRevisions)
-	// That which compaction has left begins at most once.
+	// Revisions up to one have been compacted, those after it have not.
 	steps := sort.Search(int(now.Header.Revision-oldest), func(i int) bool {
 		_, err := client.Get(ctx, Prefix, clientv3.WithCountOnly(), clientv3.WithRev(oldest+int64(i)))
 		return err == nil
@@ -97,7 +97,7 @@ func (r *rewound) GetList(ctx context.Context, key string, opts storage.ListOpti
 			return nil
 		}
 	}
-	// It begins with the present, or begins anew after the past could not be followed.
+	// The cache starts at the current revision, or is filled again because its watch from the older one failed.
 	r.caughtUp()
 	return r.Interface.GetList(ctx, key, opts, list)
 }
@@ -109,13 +109,13 @@ func (r *rewound) catchUp(prefix, version string) {
 	case <-r.ctx.Done():
 		return
 	}
-	nobody := strings.TrimSuffix(prefix, "/") + "/ " // no object can have such a name
+	absent := strings.TrimSuffix(prefix, "/") + "/ " // no object can have such a name
 	ctx, cancel := context.WithTimeout(r.ctx, catchUpFor)
 	defer cancel()
 	defer r.caughtUp()
 	for {
 		var nothing metav1.PartialObjectMetadata
-		err := r.cache.Get(ctx, nobody, storage.GetOptions{ResourceVersion: version, IgnoreNotFound: true}, &nothing)
+		err := r.cache.Get(ctx, absent, storage.GetOptions{ResourceVersion: version, IgnoreNotFound: true}, &nothing)
 		if err == nil {
 			return
 		}
@@ -132,7 +132,7 @@ func (r *rewound) catchUp(prefix, version string) {
 
 func (r *rewound) caughtUp() { r.once.Do(func() { close(r.present) }) }
 
-// wait holds back who would be shown the past.
+// wait blocks reads of the cache until it has caught up.
 func (r *rewound) wait(ctx context.Context) error {
 	if !r.catching.Load() {
 		return nil

@@ -45,11 +45,12 @@ type Access struct {
 	known <-chan struct{}
 }
 
-// Authorize waits before it refuses, until what there is to know is known: clients that come back to a server that has just started
-// would be told that they may not do what they may.
+// Authorize denies nothing before roles and nodes have been read: clients that reconnect to a server that has just started would get
+// 403 for what they are allowed to do.
 func (a *Access) Authorize(ctx context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
+	early := a.early()
 	decision, reason, err := a.Authorizer.Authorize(ctx, attrs)
-	if decision != authorizer.DecisionAllow && a.learned(ctx) {
+	if decision != authorizer.DecisionAllow && early && a.wait(ctx) {
 		return a.Authorizer.Authorize(ctx, attrs)
 	}
 	return decision, reason, err
@@ -57,23 +58,26 @@ func (a *Access) Authorize(ctx context.Context, attrs authorizer.Attributes) (au
 
 // ConditionsAwareAuthorize is Authorize for callers that know of conditions.
 func (a *Access) ConditionsAwareAuthorize(ctx context.Context, attrs authorizer.Attributes) authorizer.ConditionsAwareDecision {
+	early := a.early()
 	decision := a.Authorizer.ConditionsAwareAuthorize(ctx, attrs)
-	if !decision.IsAllow() && a.learned(ctx) {
+	if !decision.IsAllow() && early && a.wait(ctx) {
 		return a.Authorizer.ConditionsAwareAuthorize(ctx, attrs)
 	}
 	return decision
 }
 
-// learned waits for what is not known yet, and says whether it is now. If all was known before, it is false: there is nothing new.
-func (a *Access) learned(ctx context.Context) bool {
-	if a.known == nil {
-		return false
-	}
+// early says that roles and nodes have not been read yet. It is asked before a decision: they may be read while it is made.
+func (a *Access) early() bool {
 	select {
 	case <-a.known:
 		return false
 	default:
+		return a.known != nil
 	}
+}
+
+// wait waits until roles and nodes have been read.
+func (a *Access) wait(ctx context.Context) bool {
 	select {
 	case <-a.known:
 		return true

@@ -13,9 +13,9 @@ import (
 	"portal/internal/rbac"
 )
 
-// TestNobodyIsRefusedTooEarly: before the roles are known nobody hears that they may not do something; who may do it anyway does not wait,
-// and who has no time does not get in.
-func TestNobodyIsRefusedTooEarly(t *testing.T) {
+// TestNoDenialBeforeRolesAreRead: before the roles have been read no request is denied; what is allowed anyway does not wait, and a request
+// whose context ends meanwhile is not allowed.
+func TestNoDenialBeforeRolesAreRead(t *testing.T) {
 	index, known := rbac.NewIndex(), make(chan struct{})
 	access, err := NewAccess([]string{ModeNode, ModeRBAC}, Authorizer{index}, nodes.Authorizer{Graph: nodes.NewGraph()}, known)
 	if err != nil {
@@ -59,6 +59,43 @@ func TestNobodyIsRefusedTooEarly(t *testing.T) {
 	for range 4 {
 		if why := <-answers; why != "" {
 			t.Error(why)
+		}
+	}
+}
+
+// meanwhile is an authorizer that denies a request, and while it does so the roles are read.
+type meanwhile struct {
+	authorizer.Authorizer
+	known chan struct{}
+	asked int
+}
+
+func (m *meanwhile) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+	if m.asked++; m.asked > 1 {
+		return authorizer.DecisionAllow, "", nil
+	}
+	close(m.known)
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+func (m *meanwhile) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Attributes) authorizer.ConditionsAwareDecision {
+	return authorizer.ConditionsAwareDecisionFromParts(m.Authorize(ctx, a))
+}
+
+// TestRolesAreReadDuringADecision: the decision is made again.
+func TestRolesAreReadDuringADecision(t *testing.T) {
+	for _, conditions := range []bool{false, true} {
+		m := &meanwhile{known: make(chan struct{})}
+		access := &Access{Authorizer: m, known: m.known}
+		var allowed bool
+		if conditions {
+			allowed = access.ConditionsAwareAuthorize(t.Context(), authorizer.AttributesRecord{}).IsAllow()
+		} else {
+			decision, _, _ := access.Authorize(t.Context(), authorizer.AttributesRecord{})
+			allowed = decision == authorizer.DecisionAllow
+		}
+		if !allowed {
+			t.Errorf("denied by what was known before (asked for conditions: %v)", conditions)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -126,6 +127,12 @@ func TestNoDescriptorForPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nettest.Exhaust(t)()
+	transfer(t, client, server)
+}
+
+// transfer sends much from the client, and wants all of it at the server.
+func transfer(t *testing.T, client *net.TCPConn, server io.Reader) {
+	t.Helper()
 	much := make([]byte, 4<<20)
 	rand.Read(much)
 	go func() {
@@ -217,15 +224,7 @@ func TestFilesAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.pipeFiles.take(s.pipeFiles.most)
-	much := make([]byte, 4<<20)
-	rand.Read(much)
-	go func() {
-		client.Write(much)
-		client.CloseWrite()
-	}()
-	if heard, err := io.ReadAll(server); err != nil || !bytes.Equal(heard, much) {
-		t.Fatalf("heard %d bytes of %d: %v", len(heard), len(much), err)
-	}
+	transfer(t, client, server)
 	if _, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_DONTWAIT); err != unix.EAGAIN {
 		t.Fatalf("a client at the bound sees %v, want that it waits", err)
 	}
